@@ -1,0 +1,157 @@
+"""YAML file + `key.sub=value` overrides -> RunConfig, with errors that name the nearest right key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ..errors import UserError, nearest
+from .run import RunConfig
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration file and apply overrides of the form `train.steps=20`.
+
+    Raises:
+        UserError: The file is missing or no YAML mapping, an override has no `=`, a key is unknown, or a value is
+            refused. All faults of the file are listed in one error.
+    """
+    file = Path(path)
+    if not file.is_file():
+        near = nearest(file.name, [p.name for p in file.parent.glob("*.y*ml")]) if file.parent.is_dir() else None
+        hint = f"Is it {file.parent / near}?" if near else None
+        raise UserError("config-file", "there is no such file", key=str(path), hint=hint)
+    try:
+        tree = OmegaConf.load(file)
+        if not isinstance(tree, DictConfig):
+            raise UserError("config-file", "the file must hold a mapping of keys", key=str(path), got=type(tree).__name__)
+        for override in overrides:
+            key, equals, _ = override.partition("=")
+            if not equals or not key:
+                raise UserError("config-bad-value", "an override needs a key, `=` and a value", key=override, want="key.sub=value")
+        tree.merge_with_dotlist([_without_plus(override) for override in overrides])
+        values = OmegaConf.to_container(tree, resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UserError("config-file", f"not readable: {error}", key=str(path)) from None
+    return build_config(values)
+
+
+def build_config(values: object) -> RunConfig:
+    """Validate a plain tree of values. Raises UserError with every fault in it."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        faults = [_describe(detail) for detail in error.errors(include_url=False)]
+    code = next((c for c, _ in faults if c == "config-unknown-key"), faults[0][0])
+    raise UserError(code, "\n".join(text for _, text in faults))
+
+
+def to_yaml(config: BaseModel) -> str:
+    """Return the resolved configuration as YAML that `load_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def all_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel], str]]:
+    """Yield `(dotted key, section, field)` of every key of the tree, members of unions included."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, model, name
+        for section in _sections(field.annotation):
+            yield from all_keys(section, f"{prefix}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections(argument)
+
+
+def _without_plus(override: str) -> str:
+    # Hydra users write `+key=value` to add a key; here adding and changing are one thing, and both are checked.
+    return override.lstrip("+")
+
+
+def _describe(detail: ErrorDetails) -> tuple[str, str]:
+    """Return the error's code and one line for it."""
+    key = _dotted(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return "config-unknown-key", f"{key}: no such key. {_did_you_mean(key)}"
+    if detail["type"] == "missing":
+        return "config-bad-value", f"{key}: this key is required and has no value"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    return "config-bad-value", f"{key}: {message} (got {detail['input']!r})"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """Join a pydantic location, leaving out the union tags that no user wrote."""
+    tags = {"file", "hub", "reasoning_gym", "python", "math", "exact", "regex", "length", "code", "model", "judge", "int", "str", "literal['auto']", "list[str]"}
+    parts: list[str] = []
+    for index, part in enumerate(location):
+        is_tag = index > 0 and (isinstance(location[index - 1], int) or part not in _FIELD_NAMES) and part in tags
+        if not is_tag:
+            parts.append(str(part))
+    return ".".join(parts)
+
+
+def _did_you_mean(key: str) -> str:
+    """Point at the nearest key: in the same section first, then the same name elsewhere, then anywhere."""
+    plain = ".".join(part for part in key.split(".") if not part.isdigit())
+    section, _, name = plain.rpartition(".")
+    known = [dotted for dotted, _, _ in all_keys()]
+    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    same_name = [k for k in known if k.rpartition(".")[2] == name]
+    if near := nearest(name, siblings):
+        return f"Did you mean `{section + '.' if section else ''}{near}`?"
+    if same_name:
+        return f"That key lives at `{same_name[0]}`."
+    if verl := VERL_KEYS.get(name):
+        return f"What verl calls `{name}` is `{verl}` here."
+    if near := nearest(plain, known):
+        return f"Did you mean `{near}`?"
+    return f"Keys of this section: {', '.join(siblings)}." if siblings else "There is no such section."
+
+
+# Names that people bring from verl's scripts, by the last part of the key.
+VERL_KEYS = {
+    "train_batch_size": "train.prompts_per_step",
+    "ppo_mini_batch_size": "train.updates_per_step (prompts_per_step / ppo_mini_batch_size)",
+    "ppo_micro_batch_size_per_gpu": "train.max_tokens_per_microbatch",
+    "ppo_max_token_len_per_gpu": "train.max_tokens_per_microbatch",
+    "ppo_epochs": "train.passes_per_step",
+    "n": "train.samples_per_prompt",
+    "lr": "train.optimizer.learning_rate",
+    "train_files": "data.sources",
+    "val_files": "eval.sources",
+    "filter_overlong_prompts": "data.truncation: drop",
+    "adv_estimator": "algorithm.name",
+    "use_kl_loss": "algorithm.kl.where: loss",
+    "use_kl_in_reward": "algorithm.kl.where: reward",
+    "kl_loss_coef": "algorithm.kl.coef",
+    "kl_loss_type": "algorithm.kl.estimator",
+    "entropy_coeff": "algorithm.entropy_coef",
+    "loss_agg_mode": "algorithm.aggregation",
+    "clip_ratio_low": "algorithm.clip_low",
+    "clip_ratio_high": "algorithm.clip_high",
+    "clip_ratio_c": "algorithm.dual_clip",
+    "total_training_steps": "train.steps",
+    "experiment_name": "name",
+    "project_name": "tracking.project",
+    "logger": "tracking.trackers",
+    "test_freq": "eval.every",
+    "save_freq": "checkpoint.every",
+    "val_before_train": "eval.before_training",
+    "default_local_dir": "output_dir",
+    "resume_mode": "checkpoint.resume",
+    "enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "grad_clip": "train.optimizer.max_grad_norm",
+    "cliprange_value": "critic.value_clip",
+}
+
+_FIELD_NAMES = {name for _, _, name in all_keys()}
