@@ -14,6 +14,8 @@ CODES: dict[str, str] = {
     "config-bad-value": "A key has a value of the wrong type or out of its range.",
     "config-file": "The configuration file cannot be read as YAML.",
     "config-conflict": "Two keys contradict each other; both are named in the message.",
+    "plugin-not-found": "A key names a function of yours, and there is no such file, module or name. Write `package.module:function` or `path/to/file.py:function`; paths are relative to the working directory.",
+    "plugin-broken": "The file or module that holds your function raises while it is imported, or the name in it is no function. Import it in a Python shell to see the whole traceback.",
 }
 
 
