@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from ..errors import CODES, nearest
 from .base import Fraction, NonNegative, Positive, PositiveFloat, Section
 
 TrackerName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
@@ -45,7 +46,19 @@ class AlarmsConfig(Section):
     """KL to the reference, nats per token."""
     explained_variance: float = -0.5
     """Critic worse than this after its warm-up."""
+    explained_variance_drop: PositiveFloat = 0.5
+    """Critic's explained variance this far below its best."""
     length_growth: PositiveFloat = 2.0
     """Reward hacking hint: mean response length over this multiple of its start while held-out accuracy falls."""
     throughput_drop: Fraction = 0.5
     """Throughput below this share of the run's best."""
+
+    @field_validator("stop_on")
+    @classmethod
+    def _known_codes(cls, codes: list[str]) -> list[str]:
+        known = [code for code in CODES if code.startswith("alarm-")]
+        for code in codes:
+            if code not in known:
+                near = nearest(code, known)
+                raise ValueError(f"no alarm is called `{code}`; " + (f"did you mean `{near}`?" if near else f"known: {', '.join(known)}"))
+        return codes
