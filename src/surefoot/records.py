@@ -93,7 +93,10 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What the losses read of one rollout. `prompt_length` is P: samples of one prompt share their first P tokens."""
+    """What the losses read of one rollout. `prompt_length` is P: samples of one prompt share their first P tokens.
+
+    `weight` is the row's weight in every loss and in its denominators; 0 leaves the row out of both.
+    """
 
     group: str
     prompt_length: int
@@ -105,6 +108,7 @@ class Sample:
     values: Floats | None  # [L]
     advantages: Floats  # [L]
     returns: Floats | None  # [L]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
