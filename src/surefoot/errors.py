@@ -51,6 +51,17 @@ CODES: dict[str, str] = {
     "alarm-kl": "The policy is very far from the reference. Raise `algorithm.kl.coef`, or lower the learning rate.",
     "alarm-throughput": "Tokens per second fell far below the run's own best: another process on the machine, memory swapping, a slow disk or a throttled device.",
     "alarm-disk-full": "A rollout file did not fit on the disk. Rollout files are for looking at, so training goes on without them; metrics and checkpoints are not so lucky: free some space, or set `tracking.rollouts_every: 0`.",
+    "model-not-found": "model.path (or another key that names a model) is neither a folder, nor a model of the hub that can be reached, nor a model that comes with a package. Check the spelling; without a network, download the model first and name its folder.",
+    "model-unusable": "There is something at the model's path, and it cannot be used: a folder without config.json or tokenizer, a single file, LoRA adapters without their base. It is refused before any weights are loaded.",
+    "data-missing": "A file, folder, dataset, split or task that a source names does not exist or cannot be reached. Paths are relative to the working directory; several files are a list or a glob.",
+    "data-unreadable": "A file is not what its name says, or its rows are no mappings of columns to values. The message names the file and the line.",
+    "data-empty": "A source has no rows. A run over nothing would look like a run that learns nothing, so it is refused.",
+    "data-column": "Rows have no column for the prompt, or none for the answer that a reward of this run compares with. Set prompt_column or answer_column of the source; `a.b` reaches into a nested column. A missing answer would score 0 for the whole run without a word.",
+    "data-prompt": "A prompt is empty or has a shape that cannot be rendered. A prompt is text, or a list of messages with `role` and text as `content`, the last one not the assistant's. The message names the row.",
+    "data-template": "The chat template cannot render the prompts: the model has none, the file is no Jinja, or it refuses the messages (some templates want user and assistant to alternate, or take no system message).",
+    "data-too-long": "Prompts are longer than data.max_prompt_length, counted in tokens with all that the chat template adds: system prompt, tool schemas, generation prompt. Under `truncation: error` nothing is dropped or cut without your word. `surefoot data` shows the lengths.",
+    "data-too-few": "A step asks for more different prompts than a source has. No step holds a prompt twice, since two groups of one prompt would be taken for one.",
+    "data-changed": "A checkpoint remembers its place in the data. With other rows, weights, seed or order that place is another one, and rows would be skipped or repeated in silence, so the run does not go on.",
 }
 
 

@@ -104,10 +104,14 @@ def _nearest_module(name: str) -> str | None:
     return f"{parent}.{near}" if near and parent else near
 
 
-def _broken(where: str, key: str, error: Exception) -> UserError:
+def describe_failure(error: BaseException) -> str:
+    """Return one line on an exception from a user's code: its type, its text, and the place it came from."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     # A syntax error names its place itself; its last frame is only this file's.
     frames = [] if isinstance(error, SyntaxError) else frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    got = f"{type(error).__name__}: {error}{place}"
-    return UserError("plugin-broken", f"{where} raises while it is imported", key=key, got=got)
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _broken(where: str, key: str, error: Exception) -> UserError:
+    return UserError("plugin-broken", f"{where} raises while it is imported", key=key, got=describe_failure(error))
