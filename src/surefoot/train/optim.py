@@ -1,0 +1,114 @@
+"""AdamW on float32 master weights, whatever precision the model computes in, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..config.train import OptimizerConfig
+
+
+def learning_rate(update: int, total_updates: int, config: OptimizerConfig, peak: float) -> float:
+    """Learning rate of the update with this index (from 0): linear warm-up, then the schedule down to 0 at the end."""
+    if update < config.warmup_steps:
+        return peak * (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
+    return peak * (1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class MasterAdamW:
+    """The optimizer of one model.
+
+    A bfloat16 parameter gets a float32 master copy; its gradient is moved into the master's float32 gradient as soon
+    as a backward pass has made it, so sums over micro-batches lose nothing and no second gradient buffer lives on.
+    Float32 parameters are their own masters.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> None:
+        self._config = config
+        self._parameters = {name: p for name, p in parameters if p.requires_grad}
+        self.masters: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            if parameter.dtype == torch.float32:
+                self.masters[name] = parameter
+            else:
+                self.masters[name] = parameter.detach().float().clone()
+                parameter.register_post_accumulate_grad_hook(self._moves_gradient_to(self.masters[name]))
+        decayed = [m for m in self.masters.values() if m.ndim >= 2]
+        plain = [m for m in self.masters.values() if m.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self._adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True
+        )
+
+    @staticmethod
+    def _moves_gradient_to(master: Tensor) -> Any:
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
+            parameter.grad = None
+
+        return hook
+
+    def step(self, rate: float) -> tuple[float, Literal["done", "skipped"]]:
+        """Clip, update and clear the gradients. Returns the gradient norm before clipping, and whether it updated.
+
+        A gradient that is not finite changes nothing: the update is skipped, and the caller counts it.
+        """
+        gradients = [m.grad for m in self.masters.values() if m.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        size = float(norm)
+        if not math.isfinite(size):
+            self.zero_grad()
+            return size, "skipped"
+        torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self._config.max_grad_norm, norm)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        self.zero_grad()
+        self.publish()
+        return size, "done"
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for master in self.masters.values():
+            master.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the masters into the model's own parameters."""
+        copies = [(p, self.masters[n]) for n, p in self._parameters.items() if p.dtype != torch.float32]
+        if copies:
+            torch._foreach_copy_([p for p, _ in copies], [m for _, m in copies])
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Adam's moments and step counts by `parameter name/field`."""
+        return {
+            f"{name}/{field}": value
+            for name, master in self.masters.items()
+            for field, value in self._adam.state.get(master, {}).items()
+        }
+
+    @torch.no_grad()
+    def load(self, masters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Restore master weights and moments exactly, and publish them to the model."""
+        assert masters.keys() == self.masters.keys(), "the saved parameters are not this model's"
+        for name, value in masters.items():
+            self.masters[name].copy_(value)
+        for name, master in self.masters.items():
+            fields = {key.rsplit("/", 1)[1]: value for key, value in state.items() if key.rsplit("/", 1)[0] == name}
+            if fields:
+                self._adam.state[master] = {
+                    field: value.clone() if field == "step" else value.to(master.device, copy=True)
+                    for field, value in fields.items()
+                }
+        self.publish()
