@@ -13,7 +13,7 @@ TrackerName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "t
 
 
 class TrackingConfig(Section):
-    """Trackers. `metrics.jsonl` is always written. A tracker that fails at the start stops the run; later it never does."""
+    """Trackers. `metrics.jsonl` is always written. A tracker that fails at the start stops the run; later none does."""
 
     trackers: list[TrackerName] = Field(default_factory=lambda: ["console"])
     """Which trackers, beside the jsonl file."""
@@ -60,5 +60,8 @@ class AlarmsConfig(Section):
         for code in codes:
             if code not in known:
                 near = nearest(code, known)
-                raise ValueError(f"no alarm is called `{code}`; " + (f"did you mean `{near}`?" if near else f"known: {', '.join(known)}"))
+                raise ValueError(
+                    f"no alarm is called `{code}`; "
+                    + (f"did you mean `{near}`?" if near else f"known: {', '.join(known)}")
+                )
         return codes

@@ -55,9 +55,9 @@ class CheckpointConfig(Section):
     every: NonNegative = 0
     """Save every so many steps; 0 saves only at the end and on interruption."""
     keep_last: Positive = 2
-    """How many to keep. An old one goes only after the new one is whole; one that holds a file named `KEEP` never does."""
+    """How many to keep. An old one goes only after the new one is whole; one that holds a file `KEEP` never does."""
     resume: str = "auto"
-    """`auto` goes on from the run folder's newest whole checkpoint, `never` refuses a used folder, a path takes that checkpoint."""
+    """`auto` goes on from the run newest whole one, `never` refuses a used folder, a path takes that checkpoint."""
 
 
 class EvalConfig(Section):
