@@ -105,7 +105,7 @@ def _reverse_scan(x_T: Tensor, cu_seqlens: Tensor, decay: float) -> Tensor:
     order = lengths.argsort(descending=True)
     lengths, ends = lengths[order], cu_seqlens[1:][order]
     y_T = x_T.clone()
-    longest = int(lengths[0]) if len(lengths) else 0
+    longest = max(1, int(lengths[0])) if len(lengths) else 1
     # Rows are sorted by length, so those that still have a token k places before their end are a prefix.
     back = torch.arange(1, longest, device=x_T.device)
     alive = torch.searchsorted(-lengths, -back)

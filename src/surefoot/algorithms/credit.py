@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..records import Floats, Metric, Rollout, Sample, Scores
+from ..tracking.metrics import rollout_metrics
 from . import filters, kl
 from .advantages import discounted_returns, explained_variance, whiten
 from .segments import numbers, row_sum
@@ -38,9 +39,10 @@ def assign_credit(
         kl_coef: This step's factor of the KL in the reward; not read otherwise.
 
     Returns:
-        One sample for each rollout, in order, and metrics: `reward/*`, `response/*`, `advantage/*`, `kl/*` with a
-        reference, and `critic/*` with a critic. `critic/explained_variance` is of the rewards that really came, not
-        of GAE's targets: these hold the critic's own values, which it would explain without knowing anything.
+        One sample for each rollout, in order, and metrics: those of `rollout_metrics` (`reward/*`, `rollout/*`),
+        `advantage/*`, `kl/*` with a reference, and `critic/*` with a critic. `critic/explained_variance` is of the
+        rewards that really came, not of GAE's targets: these hold the critic's own values, which it would explain
+        without knowing anything.
     """
     step = _Step.of(rollouts, scores)
     rewards_T = torch.zeros(step.num_tokens, dtype=torch.float64)
@@ -56,14 +58,15 @@ def assign_credit(
     columns = CreditColumns(rewards_T, step.values_T, totals_R, step.group_R, step.cu_seqlens)
     advantages_T, returns_T = ADVANTAGES[algorithm.advantage].run(columns, algorithm)
 
-    kept_R = step.judged_R & ~(step.truncated_R & algorithm.mask_truncated)
+    kept_R = filters.kept(step.judged_R, step.truncated_R, algorithm.mask_truncated)
     kept_T = step.spread(kept_R)
     if algorithm.whiten_advantages:
         advantages_T = advantages_T.masked_scatter(kept_T, whiten(advantages_T[kept_T]))
     advantages_T = advantages_T.where(kept_T, 0)
     returns_T = None if returns_T is None else returns_T.where(kept_T, 0)
 
-    metrics = _reward_metrics(step, kept_R) | _spread_metrics("advantage", advantages_T[kept_T])
+    metrics = rollout_metrics(rollouts) | _spread_metrics("advantage", advantages_T[kept_T])
+    metrics["advantage/rows_left_out"] = Metric(float((~kept_R).sum()), kind="sum")
     if kl_T is not None:
         metrics |= _kl_metrics(kl_T, step, kl_coef if algorithm.kl.where == "reward" else algorithm.kl.coef)
     if step.values_T is not None and returns_T is not None:
@@ -172,28 +175,6 @@ def _samples(step: _Step, advantages_T: Tensor, returns_T: Tensor | None, kept_R
             returns=None if returns_T is None else row(returns_T, index),
             weight=float(kept_R[index]),
         )
-
-
-def _reward_metrics(step: _Step, kept_R: Tensor) -> dict[str, Metric]:
-    rows = len(step.rollouts)
-    metrics = {
-        **_spread_metrics("reward", step.score_R[step.judged_R]),
-        "reward/unscored": Metric(float((~step.judged_R).sum()), kind="sum"),
-        "response/left_out": Metric(float((~kept_R).sum()), kind="sum"),
-    }
-    if rows:
-        lengths_R = step.lengths_R.double()
-        metrics |= {
-            "response/truncated": Metric(float(step.truncated_R.double().mean()), rows),
-            "response/length_mean": Metric(float(lengths_R.mean()), rows),
-            "response/length_min": Metric(float(lengths_R.min()), rows, "min"),
-            "response/length_max": Metric(float(lengths_R.max()), rows, "max"),
-        }
-    # Groups of one have no variance by construction: only where prompts are sampled several times is it news.
-    if rows and int(step.group_R.bincount().max()) > 1:
-        equal = filters.zero_variance_groups(step.score_R, step.group_R)
-        metrics["reward/zero_variance_groups"] = Metric(float(equal.double().mean()), len(equal))
-    return metrics
 
 
 def _spread_metrics(name: str, x: Tensor) -> dict[str, Metric]:

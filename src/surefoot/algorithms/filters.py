@@ -1,4 +1,4 @@
-"""Which rows and groups teach nothing: pure helpers of credit assignment."""
+"""Which rows of a step teach something: pure helpers of credit assignment."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from ..records import FinishReason
 
 
 def truncated(finish_reasons: Sequence[FinishReason]) -> Tensor:
-    """True where a response hit the length limit: `[R]`."""
+    """True where a response hit the length limit: `[R]`. A response that reached the tool limit did not."""
     return torch.tensor([reason == "length" for reason in finish_reasons], dtype=torch.bool)
 
 
-def zero_variance_groups(scores_R: Tensor, group_R: Tensor) -> Tensor:
-    """True for each group whose scores are all equal: `[groups]`.
+def kept(judged_R: Tensor, truncated_R: Tensor, mask_truncated: bool) -> Tensor:
+    """True where a rollout takes part in losses and denominators: `[R]`.
 
-    A score of NaN (the reward abstained) does not count; a group with one score or none has nothing to compare, so it
-    is True.
+    Args:
+        judged_R: It has a score, and a model token to put it on.
+        truncated_R: Its response hit the length limit.
+        mask_truncated: Leave those out.
     """
-    groups = int(group_R.max()) + 1 if len(group_R) else 0
-    scored_R = ~scores_R.isnan()
-    high = scores_R.new_full((groups,), -torch.inf)
-    high = high.scatter_reduce(0, group_R, scores_R.where(scored_R, -torch.inf), "amax")
-    low = scores_R.new_full((groups,), torch.inf)
-    low = low.scatter_reduce(0, group_R, scores_R.where(scored_R, torch.inf), "amin")
-    return high <= low
+    return judged_R & ~truncated_R if mask_truncated else judged_R
