@@ -12,18 +12,23 @@ Truncation = Literal["error", "drop", "left", "right", "middle"]
 
 
 class SourceBase(Section):
-    """Keys that every kind of source has."""
+    """Keys that every kind of source has.
+
+    Further columns with a meaning: `id` (names the row, where it is unique), `tools` (JSON schemas for the chat
+    template), `data_source` (the row's source name). All columns reach the rewards as `extra`.
+    """
 
     name: str | None = None
     """Name in logs and for rewards; left out: the file's, dataset's or task's own name."""
     weight: PositiveFloat = 1.0
     """Share of this source among the prompts of a step, relative to the other sources' weights."""
     prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
+    """Column with the prompt: a string, or a list of chat messages. `a.b` reaches into a column of dicts."""
     answer_column: str | None = None
-    """Column with the reference answer. Left out: `answer`, `ground_truth`, `solution` or verl's `reward_model.ground_truth`, the first that is there."""
+    """Column with the reference answer. Left out: the first that is there of `answer`, `ground_truth`, `solution` and
+    verl's `reward_model.ground_truth`."""
     system_prompt: str | None = None
-    """Put before each prompt that has no system message of its own."""
+    """Put before each prompt that has no system message of its own; as plain text where there is no chat template."""
     prompt_suffix: str = ""
     """Appended to the last user message."""
     limit: Positive | None = None
@@ -35,7 +40,7 @@ class FileSource(SourceBase):
 
     type: Literal["file"]
     path: str | list[str]
-    """One or several files, globs or fsspec URLs."""
+    """One or several files, globs or fsspec URLs: `.parquet`, `.jsonl`, `.json`, `.csv`, `.tsv`, also compressed."""
 
 
 class HubSource(SourceBase):
@@ -89,4 +94,4 @@ class DataConfig(Section):
     shuffle: bool = True
     """Shuffle each epoch by the run's seed."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Extra variables for the chat template, such as `enable_thinking: false`."""
+    """Extra variables for the chat template, such as `enable_thinking: false`. What it does not read is refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -149,8 +150,10 @@ def _open_hub(source: HubSource, key: str) -> Any:
 
 
 def _reasoning_gym_rows(source: ReasoningGymSource, key: str) -> list[Row]:
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
 
     if source.task not in DATASETS:
         near = nearest(source.task, DATASETS)
@@ -178,11 +181,9 @@ def _reasoning_gym_rows(source: ReasoningGymSource, key: str) -> list[Row]:
     except Exception as error:
         message = f"`{source.task}` refuses its parameters: {describe_failure(error)}"
         raise UserError("config-bad-value", message, key=f"{key}.params", got=source.params) from None
-    # The task's verifier reads the entry as the task made it, so it is kept whole and untouched.
-    return [
-        {source.prompt_column: entry["question"], "answer": entry["answer"], "reasoning_gym": entry}
-        for entry in entries
-    ]
+    # The task's verifier reads the entry as the task made it, so it is kept whole; some read the parameters too.
+    own = {"reasoning_gym_params": dict(source.params)} if source.params else {}
+    return [{source.prompt_column: e["question"], "answer": e["answer"], "reasoning_gym": e, **own} for e in entries]
 
 
 def _python_rows(source: PythonSource, key: str) -> list[Row]:
