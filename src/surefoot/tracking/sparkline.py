@@ -21,10 +21,9 @@ def sparkline(values: Sequence[float], width: int = 20) -> str:
     if not known:
         return " " * len(buckets)
     low, span = min(known), max(known) - min(known)
-    scale = (len(BARS) - 1) / span if span > 0 and math.isfinite(span) else 0.0
-    # A span below the smallest normal number makes the scale infinite: that curve is flat too.
-    scale = scale if math.isfinite(scale) else 0.0
-    return "".join(" " if v is None else BARS[min(len(BARS) - 1, round((v - low) * scale))] for v in buckets)
+    if not 0 < span < math.inf:
+        return "".join(" " if v is None else BARS[0] for v in buckets)
+    return "".join(" " if v is None else BARS[round((v - low) / span * (len(BARS) - 1))] for v in buckets)
 
 
 def _buckets(values: Sequence[float], width: int) -> list[float | None]:

@@ -6,8 +6,9 @@ import unicodedata
 
 from ..records import Rollout
 
-# Cc control, Cf format (bidirectional marks), Cs surrogate, Co private use, Cn unassigned: no width to rely on.
-_UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn"}
+# Control, format (bidirectional marks), surrogate, private, unassigned, line and paragraph separator: no width to
+# rely on.
+_UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _VISIBLE = {"\n": "⏎", "\t": "→"}
 
 
