@@ -28,7 +28,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>", pad_token="<|im_end|>",
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
         additional_special_tokens=["<|im_start|>"],
     )
     fast.chat_template = CHAT_TEMPLATE
@@ -39,9 +42,18 @@ def tiny_model(seed: int = 0, hidden: int = 64, layers: int = 2, scale: float = 
     """A float32 Llama with grouped-query attention and tied embeddings. `scale` > 1 makes its choices sharper."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(tiny_tokenizer()), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=1024,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tiny_tokenizer().eos_token_id, initializer_range=0.02 * scale,
+        vocab_size=len(tiny_tokenizer()),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tiny_tokenizer().eos_token_id,
+        initializer_range=0.02 * scale,
     )
     return LlamaForCausalLM(config).eval()
 

@@ -66,12 +66,16 @@ CODES: dict[str, str] = {
     "data-too-long": "Prompts are longer than data.max_prompt_length, counted in tokens with all that the chat template adds: system prompt, tool schemas, generation prompt. Under `truncation: error` nothing is dropped or cut without your word. `surefoot data` shows the lengths.",
     "data-too-few": "A step asks for more different prompts than a source has. No step holds a prompt twice, since two groups of one prompt would be taken for one.",
     "data-changed": "A checkpoint remembers its place in the data. With other rows, weights, seed or order that place is another one, and rows would be skipped or repeated in silence, so the run does not go on.",
+    "no-such-code": "`surefoot explain` knows the codes that stand in brackets at the end of errors and in front of alarms.",
+    "no-gpu": "The configuration asks for a GPU and PyTorch sees none: no device, no driver, or a PyTorch built for the CPU only. `nvidia-smi` shows the first two, `python -c 'import torch; print(torch.version.cuda)'` the third.",
+    "rollout-program": "The function in `rollout.program` raised on every prompt of a step, so there is nothing to train on. A program that raises on some prompts costs only those; they are counted as `rollout/failed_prompts`.",
+    "alarm-stop": "An alarm that `alarms.stop_on` lists went off. The state of the last step is saved: look at metrics.jsonl and the step's rollouts, mend the cause, and start the same command again, or take the alarm out of `alarms.stop_on`.",
 }
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the entry of `known` that looks most like `word`, or None when nothing is near."""
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
+    """Return the entry of `known` that looks most like `word`, or None when nothing is near (1 is equal)."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=likeness)
     return matches[0] if matches else None
 
 
@@ -103,7 +107,9 @@ class SurefootError(Exception):
 
     def __str__(self) -> str:
         lines = [f"{self.key}: {self.message}" if self.key else self.message]
-        lines += [f"  {label}: {value}" for label, value in (("got", self.got), ("want", self.want)) if value is not None]
+        lines += [
+            f"  {label}: {value}" for label, value in (("got", self.got), ("want", self.want)) if value is not None
+        ]
         if self.hint:
             lines.append(f"  {self.hint}")
         lines.append(f"  [{self.code}: `surefoot explain {self.code}` says more]")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from surefoot.algorithms.aggregate import Denominators
 from surefoot.algorithms.objective import PolicyObjective
 from surefoot.algorithms.resolve import resolve
 from surefoot.config.load import build_config
@@ -60,6 +61,11 @@ def engine(
     )
 
 
+def update(trainer, samples, objective):
+    counts = Denominators.of([int(s.loss_mask.sum()) for s in samples], [s.weight for s in samples])
+    return trainer.update(samples, objective, counts)
+
+
 def plain_logprobs(model, sample, temperature=1.0) -> np.ndarray:
     """One row at a time through transformers' own eager attention."""
     twin = copy.deepcopy(model)
@@ -102,7 +108,7 @@ def deltas(folder, samples, keys=None, **options) -> dict[str, torch.Tensor]:
         return original(rate)
 
     trainer.optimizer.step = spy
-    trainer.update(samples, PolicyObjective(algorithm(**(keys or {}))))
+    update(trainer, samples, PolicyObjective(algorithm(**(keys or {}))))
     return captured
 
 
@@ -134,8 +140,8 @@ def test_the_first_update_is_on_policy_and_the_second_is_not(tiny_folder):
     trainer = engine(tiny_folder)
     samples = random_samples(5)
     samples = [replace(s, old_logprobs=old) for s, old in zip(samples, trainer.logprobs(samples), strict=True)]
-    first = trainer.update(samples, PolicyObjective(algorithm())).metrics
-    second = trainer.update(samples, PolicyObjective(algorithm())).metrics
+    first = update(trainer, samples, PolicyObjective(algorithm())).metrics
+    second = update(trainer, samples, PolicyObjective(algorithm())).metrics
     assert first["ratio_gap"].value < 1e-6
     assert second["ratio_gap"].value > 1e-3
 
@@ -147,7 +153,7 @@ def test_end_of_sequence_in_prompt_and_response_is_seen_and_learnt(tiny_folder):
     assert trainer.model.get_input_embeddings().padding_idx is None
     with_eos, without = trainer.logprobs([sample, make_sample("h", [5, 9, 6], [7, eos])])
     assert abs(with_eos[4] - without[4]) > 1e-6  # attended in the prompt
-    report = trainer.update([sample], PolicyObjective(algorithm(importance_cap=None)))
+    report = update(trainer, [sample], PolicyObjective(algorithm(importance_cap=None)))
     assert trainer.logprobs([sample])[0][4] > report.outputs[0][4]  # a positive advantage raised the end's probability
 
 
@@ -155,7 +161,7 @@ def test_lora_reference_is_the_base_and_only_adapters_move(tiny_folder):
     trainer = engine(tiny_folder, lora=LoraConfig(rank=4))
     base = engine(tiny_folder)
     rows = random_samples(6)
-    trainer.update(rows, PolicyObjective(algorithm(importance_cap=None)))
+    update(trainer, rows, PolicyObjective(algorithm(importance_cap=None)))
     assert all("lora" in name for name in trainer.optimizer.masters)
     moved = trainer.logprobs(rows)
     for reference, want, now in zip(trainer.logprobs(rows, reference=True), base.logprobs(rows), moved, strict=True):
@@ -174,7 +180,7 @@ def test_critic_starts_at_zero_and_learns(tiny_folder):
     samples = [
         replace(s, values=v, returns=s.loss_mask.astype(np.float32)) for s, v in zip(samples, values, strict=True)
     ]
-    losses = [trainer.update(samples, ValueObjective("token-mean", None)).metrics["loss"].value for _ in range(8)]
+    losses = [update(trainer, samples, ValueObjective("token-mean", None)).metrics["loss"].value for _ in range(8)]
     assert losses[0] == pytest.approx(0.5)
     assert losses[-1] < 0.1
 
@@ -185,7 +191,7 @@ def test_bfloat16_keeps_float32_masters_that_small_steps_reach(tiny_folder):
     before = {n: m.clone() for n, m in trainer.optimizer.masters.items()}
     samples = random_samples(8)
     for _ in range(3):
-        trainer.update(samples, PolicyObjective(algorithm(importance_cap=None)))
+        update(trainer, samples, PolicyObjective(algorithm(importance_cap=None)))
     assert next(model.parameters()).dtype == torch.bfloat16
     # Steps far below bfloat16's resolution are kept in the masters.
     assert any((m != before[n]).any() for n, m in trainer.optimizer.masters.items())
@@ -198,7 +204,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(tiny_folde
     def broken(logprobs, entropy, columns, denominators):
         return logprobs.sum() * float("inf"), {}
 
-    report = trainer.update(random_samples(9), broken)
+    report = update(trainer, random_samples(9), broken)
     assert report.metrics["skipped_updates"].value == 1
     assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
 
@@ -207,14 +213,14 @@ def test_state_goes_on_bit_for_bit(tiny_folder):
     samples, objective = random_samples(10), PolicyObjective(algorithm(importance_cap=None))
     one = engine(tiny_folder)
     for _ in range(4):
-        one.update(samples, objective)
+        update(one, samples, objective)
     two = engine(tiny_folder)
     for _ in range(2):
-        two.update(samples, objective)
+        update(two, samples, objective)
     masters, moments = ({k: v.clone() for k, v in part.items()} for part in two.state())
     three = engine(tiny_folder)
     three.load_state(masters, moments, two.updates_done)
     for _ in range(2):
-        three.update(samples, objective)
+        update(three, samples, objective)
     for name, parameter in one.model.named_parameters():
         assert torch.equal(parameter, dict(three.model.named_parameters())[name])

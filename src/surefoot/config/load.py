@@ -31,11 +31,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         tree = OmegaConf.load(file)
         if not isinstance(tree, DictConfig):
-            raise UserError("config-file", "the file must hold a mapping of keys", key=str(path), got=type(tree).__name__)
+            raise UserError(
+                "config-file", "the file must hold a mapping of keys", key=str(path), got=type(tree).__name__
+            )
         for override in overrides:
             key, equals, _ = override.partition("=")
             if not equals or not key:
-                raise UserError("config-bad-value", "an override needs a key, `=` and a value", key=override, want="key.sub=value")
+                raise UserError(
+                    "config-bad-value", "an override needs a key, `=` and a value", key=override, want="key.sub=value"
+                )
         tree.merge_with_dotlist([_without_plus(override) for override in overrides])
         values = OmegaConf.to_container(tree, resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
@@ -80,8 +84,9 @@ def _without_plus(override: str) -> str:
 
 def _describe(detail: ErrorDetails) -> tuple[str, str]:
     """Return the error's code and one line for it."""
-    key = _dotted(detail["loc"])
-    if detail["type"] == "extra_forbidden":
+    unknown = detail["type"] == "extra_forbidden"
+    key = _dotted(detail["loc"], unknown)
+    if unknown:
         return "config-unknown-key", f"{key}: no such key. {_did_you_mean(key)}"
     if detail["type"] == "missing":
         return "config-bad-value", f"{key}: this key is required and has no value"
@@ -89,30 +94,31 @@ def _describe(detail: ErrorDetails) -> tuple[str, str]:
     return "config-bad-value", f"{key}: {message} (got {detail['input']!r})"
 
 
-def _dotted(location: tuple[int | str, ...]) -> str:
-    """Join a pydantic location, leaving out the union tags that no user wrote."""
-    tags = {"file", "hub", "reasoning_gym", "python", "math", "exact", "regex", "length", "code", "model", "judge", "int", "str", "literal['auto']", "list[str]"}
+def _dotted(location: tuple[int | str, ...], last_is_unknown: bool) -> str:
+    """Join a pydantic location, leaving out the tags of unions, which no user wrote."""
     parts: list[str] = []
     for index, part in enumerate(location):
-        is_tag = index > 0 and (isinstance(location[index - 1], int) or part not in _FIELD_NAMES) and part in tags
-        if not is_tag:
+        is_key = part in _FIELD_NAMES and not (index > 0 and isinstance(location[index - 1], int))
+        is_unknown = last_is_unknown and index == len(location) - 1
+        if isinstance(part, int) or is_key or is_unknown:
             parts.append(str(part))
     return ".".join(parts)
 
 
 def _did_you_mean(key: str) -> str:
-    """Point at the nearest key: in the same section first, then the same name elsewhere, then anywhere."""
+    """Point at the nearest key: a typing mistake in its own section first, then the same name elsewhere."""
     plain = ".".join(part for part in key.split(".") if not part.isdigit())
     section, _, name = plain.rpartition(".")
     known = [dotted for dotted, _, _ in all_keys()]
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    same_name = [k for k in known if k.rpartition(".")[2] == name]
+    if near := nearest(name, siblings, 0.75):
+        return f"Did you mean `{section + '.' if section else ''}{near}`?"
+    if elsewhere := next((k for k in known if k.rpartition(".")[2] == name), None):
+        return f"That key lives at `{elsewhere}`."
+    if here := VERL_KEYS.get(name):
+        return f"What verl calls `{name}` is `{here}` here."
     if near := nearest(name, siblings):
         return f"Did you mean `{section + '.' if section else ''}{near}`?"
-    if same_name:
-        return f"That key lives at `{same_name[0]}`."
-    if verl := VERL_KEYS.get(name):
-        return f"What verl calls `{name}` is `{verl}` here."
     if near := nearest(plain, known):
         return f"Did you mean `{near}`?"
     return f"Keys of this section: {', '.join(siblings)}." if siblings else "There is no such section."

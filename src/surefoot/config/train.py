@@ -38,7 +38,7 @@ class TrainConfig(Section):
     samples_per_prompt: Positive = 8
     """Rollouts of each prompt, the group of GRPO (verl: `rollout.n`)."""
     updates_per_step: Positive = 1
-    """Minibatches: the step's rollouts are split by prompt into so many optimizer updates (verl: batch / `ppo_mini_batch_size`)."""
+    """Minibatches: the step's rollouts are split by prompt into so many updates (verl: by `ppo_mini_batch_size`)."""
     passes_per_step: Positive = 1
     """How many times the actor sees the step's rollouts (verl: `ppo_epochs`)."""
     max_tokens_per_microbatch: Positive = 16384

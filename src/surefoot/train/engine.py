@@ -28,7 +28,7 @@ Objective = Callable[[Tensor, Tensor | None, LossColumns, Denominators], tuple[T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateReport:
-    """What one optimizer update did. `outputs` are the model's own numbers (log-probabilities or values), row by row."""
+    """What one update did. `outputs` are the model's own numbers (log-probabilities or values), row by row."""
 
     metrics: dict[str, Metric]
     outputs: list[Floats]  # one [L] per sample
@@ -85,15 +85,13 @@ class TrainEngine:
         assert self._is_critic
         return self._score(rows)
 
-    def update(self, samples: Sequence[Sample], objective: Objective) -> UpdateReport:
+    def update(self, samples: Sequence[Sample], objective: Objective, denominators: Denominators) -> UpdateReport:
         """One optimizer update on one minibatch, cut into packs that the memory budget allows.
 
-        Denominators are taken over the whole minibatch first, so the cut does not change the gradient.
+        Denominators are counted by the caller over the whole minibatch, so the cut does not change the gradient.
         """
-        assert self.optimizer is not None and self._peak_rate is not None, "this engine is frozen"
-        denominators = Denominators.of(
-            lengths=[int(s.loss_mask.sum()) for s in samples], weights=[s.weight for s in samples]
-        )
+        assert self.optimizer is not None, "this engine is frozen"
+        assert self._peak_rate is not None
         outputs = [np.zeros(len(s.token_ids), np.float32) for s in samples]
         clock = Clock(self._device)
         parts: list[dict[str, Metric]] = []
@@ -171,7 +169,8 @@ class TrainEngine:
             return torch.from_numpy(flat).to(self._device)
 
         rollout, advantages = column("rollout_logprobs"), column("advantages")
-        assert rollout is not None and advantages is not None
+        assert rollout is not None
+        assert advantages is not None
         return LossColumns(
             cu_seqlens=_to(packed.cu_model, self._device),
             weight_S=torch.tensor([row.weight for row in rows], device=self._device),

@@ -1,0 +1,121 @@
+"""The command line. Every verb imports what it needs when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .errors import CODES, RunError, SurefootError, UserError, nearest
+
+DONE, USER_MISTAKE, RUN_FAILED, INTERRUPTED = 0, 2, 3, 130
+
+app = typer.Typer(
+    name="surefoot",
+    help="Reinforcement-learning post-training of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+Config = Annotated[Path, typer.Argument(help="YAML file of the run, such as recipes/quickstart.yaml")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key.sub=value, as many as you like", metavar="[KEY=VALUE]...")
+]
+
+
+@app.command()
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Train a model, or go on with a run that was interrupted."""
+    from .config import load_config
+    from .controller.run import run_training
+    from .controller.signals import Interrupted
+
+    try:
+        run_training(load_config(config, overrides or []))
+    except Interrupted:
+        errors.print("interrupted: the state is saved; the same command goes on from it")
+        sys.exit(INTERRUPTED)
+
+
+@app.command()
+def data(config: Config, overrides: Overrides = None) -> None:
+    """Look at the prompts: lengths, what would be dropped, duplicates, the first rows as the model sees them."""
+    from .config import load_config
+    from .data.inspect import report
+
+    Console().print(report(load_config(config, overrides or [])))
+
+
+@app.command("eval")
+def evaluate(
+    config: Config,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Folder or hub id to evaluate instead of model.path")] = None,
+) -> None:
+    """Evaluate a model on the `eval` block of a configuration."""
+    from .config import load_config
+    from .controller.run import run_evaluation
+
+    metrics = run_evaluation(load_config(config, overrides or []), model)
+    for name, value in metrics.items():
+        typer.echo(f"{name.removeprefix('eval/'):24} {value:.6g}")
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A run folder, or one checkpoint in it")],
+    to: Annotated[Path, typer.Option(help="Folder to write")],
+    merge_adapter: Annotated[bool, typer.Option(help="Merge LoRA adapters into the weights")] = True,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+) -> None:
+    """Write a trained model as a Hugging Face folder."""
+    from .checkpoint.export import export_checkpoint
+
+    export_checkpoint(source, to, merge_adapter=merge_adapter, dtype=dtype)
+    typer.echo(f"written to {to}")
+
+
+@app.command()
+def algorithms() -> None:
+    """List the algorithms, what they are made of and what they need."""
+    from .algorithms.table import render_table
+
+    Console().print(render_table())
+
+
+@app.command()
+def explain(code: Annotated[str, typer.Argument(help="The code in brackets at the end of an error")]) -> None:
+    """Say more about an error or an alarm."""
+    if code not in CODES:
+        near = nearest(code, CODES)
+        raise UserError(
+            "no-such-code", "nothing has this code", key=code, hint=f"Did you mean {near}?" if near else None
+        )
+    typer.echo(CODES[code])
+
+
+def main() -> None:
+    """Run the command line; mistakes of the user and failures of the run end it with one message and an exit code."""
+    try:
+        app()
+    except UserError as error:
+        _fail(error, USER_MISTAKE)
+    except RunError as error:
+        _fail(error, RUN_FAILED)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(INTERRUPTED)
+
+
+def _fail(error: SurefootError, code: int) -> None:
+    errors.print(str(error), markup=False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Everything that can be refused before a model is loaded, in the order of what is cheapest to check."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..algorithms.resolve import fill, resolve
+from ..algorithms.table import Algorithm
+from ..config import RunConfig
+from ..data.load import PromptSet, load_prompts
+from ..data.pretrained import load_tokenizer, resolve_model, stop_token_ids
+from ..data.sampler import PromptSampler
+from ..data.template import make_template
+from ..errors import UserError
+from ..rewards.check import check_rewards
+from ..rewards.table import answers_required
+from ..rollout.api import RolloutProgram
+from ..rollout.programs import load_program
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preflight:
+    """A run that nothing speaks against, as far as can be known without its models."""
+
+    config: RunConfig  # with the preset's values filled in
+    algorithm: Algorithm
+    model_path: str
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    program: RolloutProgram
+    prompts: PromptSet
+    sampler: PromptSampler
+    eval_prompts: PromptSet | None
+
+
+def preflight(config: RunConfig) -> Preflight:
+    """Check a configuration against itself, its files, its data and its functions.
+
+    Raises:
+        UserError: The first thing that is wrong, with the key to change.
+    """
+    algorithm = resolve(config)
+    config = config.model_copy(update={"algorithm": fill(config.algorithm)})
+    _check_batches(config)
+    _check_device(config)
+    sources = [*config.data.sources, *(config.eval.sources if config.eval else [])]
+    check_rewards(config.rewards, sources)
+    program = load_program(config.rollout.program, config.rollout.program_params)
+    model_path = resolve_model(config.model.path)
+    if config.critic is not None and config.critic.path is not None:
+        resolve_model(config.critic.path, "critic.path")
+    tokenizer = load_tokenizer(model_path, config.model.chat_template, config.model.trust_remote_code)
+    stop_ids = stop_token_ids(model_path, tokenizer)
+    template = make_template(tokenizer, config.data.template_kwargs, stop_ids)
+    need_answer = answers_required(config.rewards)
+    limit, truncation = config.data.max_prompt_length, config.data.truncation
+    prompts = load_prompts(config.data.sources, template, limit, truncation, need_answer)
+    sampler = PromptSampler.over(prompts, config.train.prompts_per_step, config.seed, config.data.shuffle)
+    eval_prompts = None
+    if config.eval is not None:
+        eval_prompts = load_prompts(config.eval.sources, template, limit, truncation, need_answer, "eval.sources")
+    return Preflight(config, algorithm, model_path, tokenizer, stop_ids, program, prompts, sampler, eval_prompts)
+
+
+def _check_batches(config: RunConfig) -> None:
+    train = config.train
+    if train.prompts_per_step % train.updates_per_step:
+        fits = [n for n in range(1, train.prompts_per_step + 1) if train.prompts_per_step % n == 0]
+        near = min(fits, key=lambda n: abs(n - train.updates_per_step))
+        raise UserError(
+            "config-conflict",
+            "train.prompts_per_step must be a multiple of it, so that minibatches are of equal size",
+            key="train.updates_per_step",
+            got=f"{train.updates_per_step} updates of {train.prompts_per_step} prompts",
+            hint=f"Nearest that fits: train.updates_per_step={near}",
+        )
+    longest = config.data.max_prompt_length + config.rollout.sampling.max_response_length
+    if config.rollout.program == "single_turn" and longest > train.max_tokens_per_microbatch:
+        raise UserError(
+            "config-conflict",
+            "the longest row does not fit into one micro-batch",
+            key="train.max_tokens_per_microbatch",
+            got=train.max_tokens_per_microbatch,
+            want=f"at least data.max_prompt_length + rollout.sampling.max_response_length = {longest}",
+        )
+    if config.rollout.sampling.temperature == 0:
+        raise UserError(
+            "config-bad-value",
+            "training needs samples that differ; 0 is greedy, and is for evaluation only",
+            key="rollout.sampling.temperature",
+            got=0,
+            want="a number above 0",
+        )
+    if config.eval and max(config.eval.pass_at) > config.eval.samples_per_prompt:
+        raise UserError(
+            "config-conflict",
+            "pass@k needs at least k samples of each prompt",
+            key="eval.pass_at",
+            got=f"{config.eval.pass_at} with eval.samples_per_prompt: {config.eval.samples_per_prompt}",
+            want=f"eval.samples_per_prompt of at least {max(config.eval.pass_at)}",
+        )
+
+
+def _check_device(config: RunConfig) -> None:
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError(
+                "no-gpu", "no CUDA device is visible to PyTorch", key="device", got="cuda", want="auto or cpu"
+            )
+
+
+def available_cores() -> int:
+    """How many CPU cores this process may use: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, max(1, math.ceil(int(limit) / int(period))))
+    return cores

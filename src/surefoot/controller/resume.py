@@ -1,0 +1,79 @@
+"""What a run is made of when it is on disk, and how it goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..algorithms.warmup import WarmupState
+from ..checkpoint.store import load, save
+from ..config.train import CheckpointConfig
+from ..data.sampler import PromptSampler
+from ..train.engine import TrainEngine
+from .parts import Engines, Progress
+
+Tensors = dict[str, dict[str, torch.Tensor]]
+
+
+class Saver:
+    """Writes checkpoints of one run; a step is written once."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, sampler: PromptSampler, resumed: int | None) -> None:
+        self._folder, self._config, self._sampler = folder, config, sampler
+        self._last = resumed
+
+    def save_once(self, engines: Engines, progress: Progress) -> None:
+        """Save the state after `progress.step`, unless that is on disk already.
+
+        Raises:
+            RunError: `disk-full`. What was saved before is untouched.
+        """
+        if self._last == progress.step:
+            return
+        tensors, state = snapshot(engines, progress, self._sampler)
+        save(self._folder, progress.step, tensors, state, self._config.keep_last)
+        self._last = progress.step
+
+
+def snapshot(engines: Engines, progress: Progress, sampler: PromptSampler) -> tuple[Tensors, dict[str, Any]]:
+    """Everything that training changes: weights, optimizers, random streams, cursors, running numbers."""
+    tensors: Tensors = {"random": {"torch": torch.get_rng_state()}}
+    if engines.device.type == "cuda":
+        tensors["random"]["cuda"] = torch.cuda.get_rng_state(engines.device)
+    updates: dict[str, int] = {}
+    for name, engine in _trained(engines).items():
+        tensors[name], tensors[f"{name}_optimizer"] = engine.state()
+        updates[name] = engine.updates_done
+    state = {
+        "step": progress.step,
+        "kl_coef": progress.kl_coef,
+        "warmup": asdict(progress.warmup),
+        "sampler": sampler.state_dict(),
+        "updates_done": updates,
+        "weights_version": engines.sampler.version,
+    }
+    return tensors, state
+
+
+async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progress:
+    """Put a checkpoint back into freshly loaded parts.
+
+    Raises:
+        UserError: The checkpoint is not whole, or was made with other data.
+    """
+    tensors, state = load(path)
+    sampler.load_state_dict(state["sampler"])
+    for name, engine in _trained(engines).items():
+        engine.load_state(tensors[name], tensors[f"{name}_optimizer"], state["updates_done"][name])
+    torch.set_rng_state(tensors["random"]["torch"].cpu())
+    if engines.device.type == "cuda" and "cuda" in tensors["random"]:
+        torch.cuda.set_rng_state(tensors["random"]["cuda"].cpu(), engines.device)
+    await engines.sampler.update_weights(None, state["weights_version"])
+    return Progress(state["step"], state["kl_coef"], WarmupState(**state["warmup"]))
+
+
+def _trained(engines: Engines) -> dict[str, TrainEngine]:
+    return {"actor": engines.actor} | ({"critic": engines.critic} if engines.critic else {})

@@ -1,0 +1,140 @@
+"""The verbs `train` and `eval`: bring the parts up, run, and leave nothing behind, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.store import find_resume
+from ..config import RunConfig, to_yaml
+from ..errors import UserError
+from ..rewards.runner import RewardRunner
+from ..tracking.hub import Trackers
+from ..tracking.run_folder import RunFolder
+from . import loop
+from .evaluate import evaluate
+from .parts import Engines, Progress, load_engines, make_collector
+from .preflight import Preflight, preflight
+from .resume import Saver, restore
+from .signals import Interrupted, StopSignal
+
+
+def run_training(config: RunConfig) -> dict[str, Any]:
+    """Train as configured, or go on with a run that was interrupted. Returns the summary.
+
+    Raises:
+        UserError: Something that the user can mend; nothing was trained.
+        Interrupted: A signal came; the state of the last whole step is saved.
+        RunError: The run failed.
+    """
+    _quiet_libraries()
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
+        ready = preflight(config)
+        folder = RunFolder(config.output_dir, config.name)
+        stack.callback(folder.close)
+        checkpoint = find_resume(config.checkpoint.resume, folder.checkpoints, folder.used)
+        trackers = Trackers(config.tracking, config.alarms, folder)
+        rewards = stack.enter_context(RewardRunner(config.rewards))
+        for note in ready.prompts.notes():
+            trackers.message(note)
+        engines = load_engines(ready)
+        return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, checkpoint))
+
+
+async def _train(
+    ready: Preflight,
+    folder: RunFolder,
+    trackers: Trackers,
+    rewards: RewardRunner,
+    engines: Engines,
+    stop: StopSignal,
+    checkpoint: Path | None,
+) -> dict[str, Any]:
+    config = ready.config
+    progress = Progress(kl_coef=config.algorithm.kl.coef)
+    if checkpoint is not None:
+        progress = await restore(checkpoint, engines, ready.sampler)
+    resumed = progress.step if checkpoint is not None else None
+    changes = folder.write_config(to_yaml(config))
+    trackers.start(config.name, config.train.steps, config.model_dump(mode="json"), facts(ready, engines), resumed)
+    if checkpoint is not None:
+        trackers.message(f"going on after step {progress.step}, from {checkpoint}")
+        for change in changes:
+            trackers.message(f"changed since then: {change}")
+    saver = Saver(folder.checkpoints, config.checkpoint, ready.sampler, resumed)
+    collector = make_collector(ready, engines.sampler, rewards)
+    run = loop.Run(ready, engines, collector, trackers, folder, saver, stop, progress)
+    try:
+        await loop.train(run)
+    except Interrupted:
+        trackers.finish("interrupted", _more(config, folder))
+        raise
+    except BaseException:
+        trackers.finish("failed")
+        raise
+    else:
+        return trackers.finish("finished", _more(config, folder))
+    finally:
+        await engines.sampler.close()
+
+
+def run_evaluation(config: RunConfig, model: str | None) -> dict[str, float]:
+    """Evaluate `model`, or the configuration's own, on the `eval` block. Returns `eval/...` metrics.
+
+    Raises:
+        UserError: There is no `eval` block, or anything that `run_training` would refuse.
+    """
+    _quiet_libraries()
+    if model is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model, "lora": None})})
+    if config.eval is None:
+        raise UserError("config-conflict", "there is nothing to evaluate on", key="eval", want="a section with sources")
+    settings = config.eval
+    with ExitStack() as stack:
+        stack.enter_context(StopSignal())
+        ready = preflight(config)
+        rewards = stack.enter_context(RewardRunner(config.rewards))
+        engines = load_engines(ready)
+
+        async def work() -> dict[str, float]:
+            assert ready.eval_prompts is not None
+            collector = make_collector(ready, engines.sampler, rewards)
+            try:
+                metrics, _ = await evaluate(collector, ready.eval_prompts.prompts, settings, config.seed)
+            finally:
+                await engines.sampler.close()
+            return metrics
+
+        return asyncio.run(work())
+
+
+def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
+    """Lines about the run, for people."""
+    config = ready.config
+    total = sum(p.numel() for p in engines.actor.model.parameters())
+    trained = sum(p.numel() for p in engines.actor.model.parameters() if p.requires_grad)
+    how = "all weights" if trained == total else f"LoRA, {trained / 1e6:.1f} M trained"
+    train = config.train
+    return {
+        "model": f"{config.model.path} ({total / 1e6:.0f} M parameters, {how}, {config.model.dtype})",
+        "algorithm": f"{ready.algorithm.name}, {train.prompts_per_step} prompts x {train.samples_per_prompt} samples a step",
+        "data": ", ".join(f"{s.name} ({s.stop - s.start} prompts)" for s in ready.prompts.sources),
+        "device": str(engines.device),
+    }
+
+
+def _more(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
+    return {"next": f"surefoot export {folder.path} --to {config.name}-model"}
+
+
+def _quiet_libraries() -> None:
+    """transformers draws progress bars over the display; tokenizers warns about forks."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
