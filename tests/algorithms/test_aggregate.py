@@ -18,6 +18,7 @@ def test_each_mode_by_hand() -> None:
     loss, cu = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0, 3, 4])
     counts = Denominators.of([3, 1])
     assert counts == Denominators(tokens=4, sequences=2)
+    assert Denominators.of([3, 0, 1]) == counts, "a row without tokens is no sequence"
     expected = {
         "token-mean": 10 / 4,
         "token-sum": 10,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from surefoot.algorithms.aggregate import Denominators
 from surefoot.algorithms.credit import assign_credit
+from surefoot.errors import RunError
 from surefoot.records import Rollout, Scores
 from tests.algorithms.runs import algorithm, rollout
 
@@ -207,6 +208,34 @@ def test_advantage_metrics_are_of_the_tokens_that_are_trained() -> None:
     assert metrics["advantage/min"].value == -0.5
     assert metrics["advantage/max"].value == 0.5
     assert metrics["reward/zero_variance_groups"].value == 0
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_what_lies_off_the_mask_is_never_read(name: str) -> None:
+    masks = [[0, 1, 0, 1, 1, 0], [0, 0, 1, 1], [0, 1, 1, 0, 0]]
+    rollouts = [rollout(mask, float(i), logprobs=[-1.0] * len(mask)) for i, mask in enumerate(masks)]
+
+    def run(junk: float) -> tuple[list[list[float]], dict[str, float]]:
+        def column(mask: list[int], value: float) -> Any:
+            return np.where(np.array(mask, bool), value, junk).astype(np.float32)
+
+        scores = [Scores(column(m, -1.0), column(m, -1.2), column(m, 0.3) if name == "ppo" else None) for m in masks]
+        kl = {"where": "reward", "coef": 0.1}
+        samples, metrics = credit(rollouts, kl_coef=0.1, scores=scores, name=name, kl=kl)
+        return [s.advantages.tolist() for s in samples], {key: m.value for key, m in metrics.items()}
+
+    assert run(0.0) == run(1e6)
+    assert run(0.0) == run(float("nan"))
+
+
+@pytest.mark.parametrize("field", ["values", "old_logprobs", "ref_logprobs"])
+def test_a_score_that_is_not_finite_names_its_row(field: str) -> None:
+    rollouts = [rollout([0, 1, 1], 1.0, "a"), rollout([0, 1, 1], 0.0, "b")]
+    fine = {name: np.zeros(3, np.float32) for name in ("values", "old_logprobs", "ref_logprobs")}
+    scores = [Scores(**fine), Scores(**(fine | {field: np.array([0, 0, np.nan], np.float32)}))]
+    with pytest.raises(RunError, match="sample 0 of prompt b") as caught:
+        credit(rollouts, kl_coef=0.1, scores=scores, name="ppo", kl={"where": "reward", "coef": 0.1})
+    assert caught.value.code == "loss-not-finite"
 
 
 def test_a_step_without_rollouts_is_empty() -> None:

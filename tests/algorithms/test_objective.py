@@ -129,6 +129,8 @@ def test_the_loss_of_several_updates_is_their_mean() -> None:
 
 def test_rows_left_out_change_nothing() -> None:
     logprobs, entropy, columns = random_columns([3, 2, 4], [1.0, 0.0, 1.0], seed=1)
+    # The row that is left out would have the largest gap.
+    columns.rollout_logprobs_T[3:5] -= 7
     objective = PolicyObjective(algorithm(**EVERYTHING))
     counts = counts_of(columns)
     loss, metrics = objective(logprobs, entropy, columns, counts)
@@ -255,13 +257,13 @@ def test_kl_in_the_reward_is_logged_and_not_in_the_loss() -> None:
 @pytest.mark.parametrize(
     "column", ["rollout_logprobs_T", "advantages_T", "old_logprobs_T", "ref_logprobs_T", "values_T", "returns_T"]
 )
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_column_that_is_not_finite_names_row_and_token(column: str, bad: float) -> None:
+@pytest.mark.parametrize(("bad", "token"), [(math.nan, 0), (math.inf, 1)])
+def test_a_column_that_is_not_finite_names_row_and_token(column: str, bad: float, token: int) -> None:
     logprobs, entropy, columns = random_columns([3, 2, 4], [1.0, 0.0, 1.0], seed=6)
     spoilt = getattr(columns, column).clone()
-    spoilt[4] = bad
+    spoilt[3 + token] = bad
     columns = dataclasses.replace(columns, **{column: spoilt}, names=("a", "b", "c"))
-    with pytest.raises(RunError, match=r"row 1 \(prompt b\) .* token 1") as caught:
+    with pytest.raises(RunError, match=rf"row 1 \(prompt b\) .* token {token},") as caught:
         PolicyObjective(algorithm())(logprobs, entropy, columns, counts_of(columns))
     assert caught.value.code == "loss-not-finite"
     with pytest.raises(RunError, match="row 1"):

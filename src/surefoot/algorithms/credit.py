@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import RunError
 from ..records import Floats, Metric, Rollout, Sample, Scores
 from ..tracking.metrics import rollout_metrics
 from . import filters, kl
@@ -43,18 +44,19 @@ def assign_credit(
         `advantage/*`, `kl/*` with a reference, and `critic/*` with a critic. `critic/explained_variance` is of the
         rewards that really came, not of GAE's targets: these hold the critic's own values, which it would explain
         without knowing anything.
+
+    Raises:
+        RunError: A value or log-probability at a model token is NaN or infinite (`loss-not-finite`); it names the row.
     """
     step = _Step.of(rollouts, scores)
     rewards_T = torch.zeros(step.num_tokens, dtype=torch.float64)
-    kept_rewards_R = step.score_R.nan_to_num(0)
-    rewards_T[step.cu_seqlens[1:][step.judged_R] - 1] = kept_rewards_R[step.judged_R]
+    rewards_T[step.cu_seqlens[1:][step.judged_R] - 1] = step.score_R[step.judged_R]
     kl_T = step.kl(algorithm)
     totals_R = step.score_R
     if algorithm.kl.where == "reward":
         assert kl_T is not None
-        penalty_T = (kl_coef * kl_T).where(step.spread(step.judged_R), 0)
-        rewards_T = rewards_T - penalty_T
-        totals_R = totals_R - row_sum(penalty_T, step.cu_seqlens)
+        rewards_T = rewards_T - kl_coef * kl_T
+        totals_R = totals_R - row_sum(kl_coef * kl_T, step.cu_seqlens)
     columns = CreditColumns(rewards_T, step.values_T, totals_R, step.group_R, step.cu_seqlens)
     advantages_T, returns_T = ADVANTAGES[algorithm.advantage].run(columns, algorithm)
 
@@ -65,7 +67,7 @@ def assign_credit(
     advantages_T = advantages_T.where(kept_T, 0)
     returns_T = None if returns_T is None else returns_T.where(kept_T, 0)
 
-    metrics = rollout_metrics(rollouts) | _spread_metrics("advantage", advantages_T[kept_T])
+    metrics = rollout_metrics(rollouts) | _advantage_metrics(advantages_T[kept_T])
     metrics["advantage/rows_left_out"] = Metric(float((~kept_R).sum()), kind="sum")
     if kl_T is not None:
         metrics |= _kl_metrics(kl_T, step, kl_coef if algorithm.kl.where == "reward" else algorithm.kl.coef)
@@ -106,7 +108,7 @@ class _Step:
             judged_R=~score_R.isnan(),
             truncated_R=filters.truncated([rollout.finish_reason for rollout in rollouts]),
             group_R=torch.tensor(group, dtype=torch.int64),
-            values_T=_flat(rollouts, [s.values for s in scores]),
+            values_T=_flat("a value", rollouts, [s.values for s in scores]),
         )
 
     @property
@@ -122,13 +124,13 @@ class _Step:
 
     def kl(self, algorithm: Algorithm) -> Tensor | None:
         """KL to the reference of each model token, or None when this run has none."""
-        ref_T = _flat(self.rollouts, [s.ref_logprobs for s in self.scores])
+        ref_T = _flat("a reference log-probability", self.rollouts, [s.ref_logprobs for s in self.scores])
         if ref_T is None:
             assert not algorithm.needs_reference, "the reference's log-probabilities are missing"
             return None
-        old_T = _flat(self.rollouts, [s.old_logprobs for s in self.scores])
+        old_T = _flat("an old log-probability", self.rollouts, [s.old_logprobs for s in self.scores])
         if old_T is None:
-            old_T = _flat(self.rollouts, [rollout.logprobs for rollout in self.rollouts])
+            old_T = _flat("a rollout log-probability", self.rollouts, [rollout.logprobs for rollout in self.rollouts])
         assert old_T is not None
         return kl.estimate(old_T, ref_T, algorithm.kl_estimator)
 
@@ -141,13 +143,22 @@ def _score(rollout: Rollout) -> float:
     return math.nan if score is None else score
 
 
-def _flat(rollouts: Sequence[Rollout], columns: Sequence[Floats | None]) -> Tensor | None:
+def _flat(name: str, rollouts: Sequence[Rollout], columns: Sequence[Floats | None]) -> Tensor | None:
     """Join the model tokens of `[L]` columns to `[T]`; None when this run has no such column."""
     there = [column for column in columns if column is not None]
     if not there:
         return None
     assert len(there) == len(columns), "a column is there for all rollouts of a step or for none"
     parts = [column[rollout.loss_mask] for column, rollout in zip(there, rollouts, strict=True)]
+    for rollout, part in zip(rollouts, parts, strict=True):
+        # Here the row is still known; after whitening every row would be spoilt.
+        if not np.isfinite(part).all():
+            raise RunError(
+                "loss-not-finite",
+                f"{name} of sample {rollout.sample_index} of prompt {rollout.prompt.id} is not finite",
+                got=float(part[~np.isfinite(part)][0]),
+                want="a finite number for each model token",
+            )
     return torch.as_tensor(np.concatenate(parts).astype(np.float64))
 
 
@@ -177,15 +188,15 @@ def _samples(step: _Step, advantages_T: Tensor, returns_T: Tensor | None, kept_R
         )
 
 
-def _spread_metrics(name: str, x: Tensor) -> dict[str, Metric]:
+def _advantage_metrics(x: Tensor) -> dict[str, Metric]:
     """Mean, deviation and bounds; nothing when there is nothing."""
     if not len(x):
         return {}
     return {
-        f"{name}/mean": Metric(float(x.mean()), len(x)),
-        f"{name}/std": Metric(float(x.std()) if len(x) > 1 else 0.0, len(x)),
-        f"{name}/min": Metric(float(x.min()), len(x), "min"),
-        f"{name}/max": Metric(float(x.max()), len(x), "max"),
+        "advantage/mean": Metric(float(x.mean()), len(x)),
+        "advantage/std": Metric(float(x.std()) if len(x) > 1 else 0.0, len(x)),
+        "advantage/min": Metric(float(x.min()), len(x), "min"),
+        "advantage/max": Metric(float(x.max()), len(x), "max"),
     }
 
 

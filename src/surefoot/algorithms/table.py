@@ -208,15 +208,16 @@ def preset_settings(name: str, advantage: str | None = None, policy_loss: str | 
 
 
 def render_table() -> Table:
-    """What `surefoot algorithms` prints: each preset with its rows, settings and paper."""
+    """What `surefoot algorithms` prints, 80 columns wide: each preset with its paper, rows, needs and settings."""
     from rich.table import Table
 
-    table = Table("name", "advantage", "policy loss", "aggregation", "settings", "needs", "paper")
+    table = Table("preset", "advantage, policy loss, aggregation", "settings", show_lines=True)
     for name, preset in PRESETS.items():
         settings = preset_settings(name)
         row = ADVANTAGES[str(settings["advantage"])]
-        heads = [str(settings.pop(key)) for key in ("advantage", "policy_loss", "aggregation")]
-        needs = [word for word, wanted in (("critic", row.needs_critic), ("group", row.needs_group)) if wanted]
-        shown = ", ".join(f"{key}={value}" for key, value in settings.items())
-        table.add_row(name, *heads, shown, ", ".join(needs) or "-", preset.paper)
+        needs = {"a critic": row.needs_critic, "samples_per_prompt > 1": row.needs_group}
+        parts = [str(settings.pop(key)) for key in ("advantage", "policy_loss", "aggregation")]
+        parts += [f"needs {what}" for what, needed in needs.items() if needed]
+        shown = [f"{key}={value}" for key, value in settings.items()]
+        table.add_row(f"{name}\n{preset.paper}", "\n".join(parts), "\n".join(shown))
     return table
