@@ -77,6 +77,13 @@ class TestPrompts:
         # This tokenizer has one token a character; 19 are the template's.
         assert len(prompt.token_ids) == 19 + len(content)
 
+    def test_limits_and_padding_that_a_tokenizer_file_brings_along_cut_nothing(self):
+        tight = tokenizer()
+        tight.backend_tokenizer.enable_truncation(4)
+        tight.backend_tokenizer.enable_padding(length=64)
+        made = prompts(make_template(tight), [{"prompt": "a"}, {"prompt": "bcd"}])
+        assert [len(p.token_ids) for p in made] == [20, 22]
+
     def test_without_a_chat_template_text_is_encoded_as_it_stands_and_messages_are_refused(self):
         template = make_template(tokenizer(chat_template=None))
         plain, full = (

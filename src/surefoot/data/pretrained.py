@@ -123,37 +123,30 @@ def _looks_like_path(path: str, folder: Path) -> bool:
 
 
 def _check_hub(path: str, key: str) -> None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import errors, hf_hub_download
 
     near = nearest(path, [*BUNDLED, *(p.name for p in Path.cwd().iterdir() if p.is_dir())])
     hint = f"Did you mean `{near}`?" if near else None
+    code = "model-not-found"
     try:
         hf_hub_download(path, "config.json")
-    except HFValidationError:
-        raise UserError(
-            "model-not-found", "this is neither a folder nor a hub id", key=key, got=path, hint=hint
-        ) from None
-    except GatedRepoError:
-        raise UserError(
-            "model-not-found",
-            "this model wants its licence accepted first",
-            key=key,
-            got=path,
-            hint="Accept it on the model's page, then `hf auth login`.",
-        ) from None
-    except RepositoryNotFoundError:
-        hint = hint or "A private model needs `hf auth login`."
-        raise UserError("model-not-found", "the hub has no such model", key=key, got=path, hint=hint) from None
-    except Exception as error:
-        # No network, offline mode, a proxy, a full disk: the library has no common kind for them. An entry that is
-        # not in the cache while offline is an EntryNotFoundError too, so only one with an answer from the hub counts.
-        if isinstance(error, EntryNotFoundError) and getattr(error, "response", None) is not None:
-            raise UserError("model-unusable", "this hub repository has no config.json", key=key, got=path) from None
+        return
+    except errors.HFValidationError:
+        message = "this is neither a folder nor a hub id"
+    except errors.GatedRepoError:
+        message, hint = "the hub asks for consent to its licence", "Give it on the model's page, then `hf auth login`."
+    except errors.RepositoryNotFoundError:
+        message, hint = "the hub has no such model", hint or "A private model needs `hf auth login`."
+    except errors.LocalEntryNotFoundError:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES")
-        why = "HF_HUB_OFFLINE is set and it is not in the cache" if offline else _first_line(error)
-        hint = hint or "There is no folder of that name either."
-        raise UserError("model-not-found", f"it cannot be fetched: {why}", key=key, got=path, hint=hint) from None
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        message, hint = f"{why}, and it is not in the cache", hint or "There is no folder of that name either."
+    except errors.EntryNotFoundError:
+        code, message = "model-unusable", "this hub repository has no config.json"
+    except Exception as error:
+        # A proxy, a full disk, a server's own fault: the library has no common kind for them.
+        message = f"it cannot be fetched: {_first_line(error)}"
+    raise UserError(code, message, key=key, got=path, hint=hint)
 
 
 def _read_json(path: str, name: str) -> dict[str, Any]:
