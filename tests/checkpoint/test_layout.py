@@ -107,7 +107,7 @@ founds = st.lists(
         st.integers(0, 30),
         st.none() | st.just("x"),
         st.booleans(),
-    ),  # noqa: E501
+    ),
     unique_by=lambda one: one.step,
     max_size=12,
 )

@@ -93,6 +93,6 @@ def test_a_folder_without_checkpoints_or_a_broken_one_is_refused(run: Path, tmp_
     (tmp_path / "empty").mkdir()
     assert code_of(run, str(tmp_path / "empty")) == "checkpoint-not-found"
     (run / folder_name(4) / "state.json").unlink()
-    with pytest.raises(UserError, match="state.json is missing") as caught:
+    with pytest.raises(UserError, match=r"state\.json is missing") as caught:
         resolve_checkpoint(run / folder_name(4))
     assert caught.value.code == "checkpoint-none-whole"

@@ -104,7 +104,7 @@ def test_one_flipped_bit_is_found_and_named(tmp_path: Path, file: str):
 def test_a_missing_file_or_manifest_is_named(tmp_path: Path):
     path = save(tmp_path, 1, content(1), {"step": 1}, keep_last=1)
     (path / "actor.safetensors").unlink()
-    with pytest.raises(RunError, match="actor.safetensors has no bytes"):
+    with pytest.raises(RunError, match=r"actor\.safetensors has no bytes"):
         load(path)
     (path / "manifest.json").unlink()
     with pytest.raises(RunError, match="no manifest"):
@@ -127,7 +127,7 @@ def test_the_live_tensors_are_not_touched_by_what_is_loaded(tmp_path: Path):
 
 
 def fork_and_die_at(folder: Path, event: int, script) -> bool:
-    """Run `script` in a forked child that vanishes at its `event`-th file operation in `folder`. True: it got through."""
+    """Run `script` in a child that vanishes at its `event`-th file operation in `folder`; True: it got through."""
     child = os.fork()
     if child == 0:
         counted = 0

@@ -23,12 +23,51 @@ from surefoot.tracking.summary import summarise
 from tests.tracking.helpers import make_rollout
 
 FULL_ROW = {
-    "step": 12, "reward/mean": 0.412, "reward/part/exact": 0.4, "reward/part/format": 1.0, "eval/score": 0.61,
-    "rollout/length_mean": 12.34, "rollout/length_max": 40, "rollout/truncated": 0.25, "actor/entropy": 0.81, "actor/kl_ref": 0.002,
-    "actor/grad_norm": 0.8, "actor/lr": 2e-5, "critic/explained_variance": 0.4, "critic/loss": 0.1,
-    "throughput/tokens_per_second": 1234.5, "time/generate": 20.1, "time/reward": 0.3, "time/update": 12.0, "time/other": 5.8,
+    "step": 12,
+    "reward/mean": 0.412,
+    "reward/part/exact": 0.4,
+    "reward/part/format": 1.0,
+    "eval/score": 0.61,
+    "rollout/length_mean": 12.34,
+    "rollout/length_max": 40,
+    "rollout/truncated": 0.25,
+    "actor/entropy": 0.81,
+    "actor/kl_ref": 0.002,
+    "actor/grad_norm": 0.8,
+    "actor/lr": 2e-5,
+    "critic/explained_variance": 0.4,
+    "critic/loss": 0.1,
+    "throughput/tokens_per_second": 1234.5,
+    "time/generate": 20.1,
+    "time/reward": 0.3,
+    "time/update": 12.0,
+    "time/other": 5.8,
     "time/step": 38.2,
-}  # fmt: skip
+}
+ON_THE_PAGE = (
+    "step 12/40",
+    "eta",
+    "30%",
+    "generate",
+    "reward    1 ",
+    "▁▂▂▃▄▄▅▅▆▇▇█",
+    "exact 0.4  format 1",
+    "held-out  0.61",
+    "12.3 tokens",
+    "cut at the limit 25%",
+    "entropy 0.81",
+    "kl 0.002",
+    "lr 2e-05",
+    "explains 0.4",
+    "1,234 tokens/s",
+    "generate 20.1",
+    "other 5.8",
+    "38.2 s",
+    "engine-gap (step 3)",
+    "prompt    7 + 5 =",
+    "response  It is⏎⏎12 \\x1b[2J",
+    "reward 1  (exact 1, format 0)",
+)
 
 
 def info(**options) -> RunInfo:
@@ -62,11 +101,7 @@ def test_the_page_fits_a_terminal_of_80_by_24_and_shows_everything():
     assert len(lines) <= 23
     assert max(map(cell_len, lines)) <= 80
     text = "\n".join(lines)
-    for words in (
-        "step 12/40", "eta", "30%", "generate", "reward    1 ", "▁▂▂▃▄▄▅▅▆▇▇█", "exact 0.4  format 1", "held-out  0.61", "12.3 tokens",
-        "cut at the limit 25%", "entropy 0.81", "kl 0.002", "lr 2e-05", "explains 0.4", "1,234 tokens/s", "generate 20.1", "other 5.8",
-        "38.2 s", "engine-gap (step 3)", "prompt    7 + 5 =", "response  It is⏎⏎12 \\x1b[2J", "reward 1  (exact 1, format 0)",
-    ):  # fmt: skip
+    for words in ON_THE_PAGE:
         assert words in text, words
 
 
@@ -114,8 +149,8 @@ def test_a_page_before_the_first_step_shows_no_numbers_it_does_not_have():
 
 def test_a_line_a_step_where_there_is_no_terminal():
     assert step_line(12, 40, FULL_ROW) == (
-        "step 12/40  reward 0.412  held-out 0.61  length 12.3  entropy 0.81  kl 0.002  grad 0.8  explained 0.4  lr 2e-05  "
-        "cut 25%  1,234 tok/s  38.2 s (generate 20.1, reward 0.3, update 12.0, other 5.8)"
+        "step 12/40  reward 0.412  held-out 0.61  length 12.3  entropy 0.81  kl 0.002  grad 0.8  explained 0.4  "
+        "lr 2e-05  cut 25%  1,234 tok/s  38.2 s (generate 20.1, reward 0.3, update 12.0, other 5.8)"
     )
     assert step_line(1, 40, {"warmup/actor_trains": 0.0}) == "step 1/40  critic warm-up"
 
@@ -304,12 +339,24 @@ def test_the_page_at_the_end_says_what_came_out_and_what_is_next():
         for s in range(1, 41)
     ]
     rows[-1]["eval/score"] = 0.61
-    summary = summarise(rows, "finished", 1234.0, [Alarm("alarm-kl", 3, "far")]) | {"folder": "runs/sums"}
+    summary = summarise(rows, "finished", 1234.0, [Alarm("alarm-kl", 3, "far")])
+    summary |= {"folder": "runs/sums", "next": ["surefoot export runs/sums --to m", "surefoot eval c.yaml --model m"]}
     stream = io.StringIO()
     RichConsole(file=stream, width=80).print(final_page(summary))
     text = stream.getvalue()
     assert max(map(cell_len, text.split("\n"))) <= 80
-    for words in ("finished after 40 steps, 20:34", "first 4", "last 4", "+0.9", "eval/score (base, trained)", "0.25", "0.61", "+0.36", "alarm-kl", "surefoot view runs/sums"):  # fmt: skip
+    expected = [
+        "finished after 40 steps, 20:34",
+        "first 4",
+        "last 4",
+        "+0.9",
+        "eval/score (base, trained)",
+        "0.25",
+        "0.61",
+    ]
+    expected += ["+0.36", "alarm-kl", "runs/sums/rollouts", "next      surefoot export runs/sums --to m"]
+    expected += ["\n          surefoot eval c.yaml --model m"]
+    for words in expected:
         assert words in text, words
 
 

@@ -171,7 +171,7 @@ def test_a_full_disk_for_metrics_ends_the_run(tmp_path: Path):
     hub = open_hub(tmp_path, [], [])
     hub.start("a", 5, {})
     hub._file._file.close()
-    hub._file._file = open("/dev/full", "a", encoding="utf-8")
+    hub._file._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115
     with pytest.raises(RunError) as caught:
         hub.log(1, {"reward/mean": 1.0})
     assert caught.value.code == "disk-full"

@@ -31,7 +31,8 @@ def test_everything_about_a_rollout_is_in_its_row(tmp_path: Path):
         "step": 7, "prompt_id": "a", "source": "sums", "sample_index": 0, "prompt": "7 + 5 =", "response": "12",
         "answer": '{"value": 12, "unit": "ä"}', "finish_reason": "stop", "num_model_tokens": 2, "reward": 1.0,
         "error": None, "advantage": 0.75, "token_ids": [0, 1, 2, 3, 4], "loss_mask": [False, False, False, True, True],
-        "engine_logprobs": [0.0, 0.0, 0.0, -0.5, -0.5], "trainer_logprobs": [0.0, 0.0, 0.0, *np.float32([-0.4, -0.6]).tolist()],
+        "engine_logprobs": [0.0, 0.0, 0.0, -0.5, -0.5],
+        "trainer_logprobs": [0.0, 0.0, 0.0, *np.float32([-0.4, -0.6]).tolist()],
         "policy_version": [0, 0, 0, 4, 4], "reward/exact": 1.0, "reward/format": None,
     }  # fmt: skip
     assert (rows[1]["reward"], rows[1]["error"], rows[1]["advantage"]) == (None, "judge: timed out", None)

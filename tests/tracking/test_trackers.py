@@ -1,4 +1,4 @@
-"""The real trackers, one contract: what is logged is in their own record, a resumed run goes on in it, offline dials nobody."""
+"""The real trackers, one contract: they record what is logged, go on after a resume, and offline dial nobody."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ needs = [
 
 @pytest.mark.parametrize("name", needs)
 def test_offline_the_run_is_recorded_and_nobody_is_dialled(name: str, tmp_path: Path):
-    """All ways out lead to a listener here: a proxy for those that dial by name, an address for those that are given one."""
+    """All ways out lead to a listener here: a proxy for most, a server's address for those that take one."""
     calls: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -129,7 +129,8 @@ def test_offline_the_run_is_recorded_and_nobody_is_dialled(name: str, tmp_path: 
         }
         environ |= {"WANDB_BASE_URL": address, "HOME": str(tmp_path), "NO_PROXY": "", "no_proxy": ""}
         environ |= {key: value.format(folder=tmp_path) for key, value in OFFLINE[name].items()}
-        script = f"from pathlib import Path\nfrom tests.tracking.test_trackers import drive\ndrive({name!r}, Path({str(tmp_path)!r}))"
+        script = "from pathlib import Path\nfrom tests.tracking.test_trackers import drive\n"
+        script += f"drive({name!r}, Path({str(tmp_path)!r}))"
         done = subprocess.run(
             [sys.executable, "-c", script],
             env=environ,

@@ -151,17 +151,16 @@ def final_page(summary: Mapping[str, Any]) -> RenderableType:
             table.add_row(f"{name} (step {ends['trained_step']})", "", _number(ends["trained"]), "", style="bold")
     alarms = [Text(f"alarms    {', '.join(summary['alarms'])}", style="bold yellow")] if summary["alarms"] else []
     folder = summary["folder"]
-    verbs = {
-        "rollouts": f"surefoot view {folder}",
-        "held-out": f"surefoot eval {folder}",
-        "export": f"surefoot export {folder} --to DIR",
-    }
-    where = [Text(f"{'folder':<{_LABEL}}{folder}", overflow="fold")]
-    nexts = [
-        Text(f"{'next' if i == 0 else '':<{_LABEL}}{what:<10}{command}", overflow="fold")
-        for i, (what, command) in enumerate(verbs.items())
+    # One command or several, as the caller knows what this run can be used for.
+    commands = summary.get("next", f"surefoot export {folder} --to DIR")
+    commands = [commands] if isinstance(commands, str) else commands
+    lines = {"folder": [folder], "rollouts": [f"{folder}/rollouts"], "next": commands}
+    where = [
+        Text(f"{label if i == 0 else '':<{_LABEL}}{line}", overflow="fold")
+        for label, texts in lines.items()
+        for i, line in enumerate(texts)
     ]
-    return Group(table, *alarms, *where, *nexts)
+    return Group(table, *alarms, *where)
 
 
 def duration(seconds: float) -> str:
