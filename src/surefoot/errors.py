@@ -70,6 +70,11 @@ CODES: dict[str, str] = {
     "no-gpu": "The configuration asks for a GPU and PyTorch sees none: no device, no driver, or a PyTorch built for the CPU only. `nvidia-smi` shows the first two, `python -c 'import torch; print(torch.version.cuda)'` the third.",
     "rollout-program": "The function in `rollout.program` raised on every prompt of a step, so there is nothing to train on. A program that raises on some prompts costs only those; they are counted as `rollout/failed_prompts`.",
     "alarm-stop": "An alarm that `alarms.stop_on` lists went off. The state of the last step is saved: look at metrics.jsonl and the step's rollouts, mend the cause, and start the same command again, or take the alarm out of `alarms.stop_on`.",
+    "rollout-request-id": "Two open requests carry the same id, so their completions could not be told apart. A rollout program that goes through `RolloutBuilder` cannot make this mistake.",
+    "rollout-empty-prompt": "A request has no prompt tokens, so there is nothing to continue. An empty row of the data is refused earlier; this one came from a rollout program.",
+    "rollout-too-long": "Prompt and response together would pass the positions that the model was built for; beyond them its output is noise. Lower `data.max_prompt_length` or `rollout.sampling.max_response_length`. For models whose rotary positions change with the batch's longest row the limit is the length up to which they don't.",
+    "rollout-not-finite": "The policy's logits are NaN or infinite: its weights are broken, and sampling from them would fill the run with garbage. Resume from the last checkpoint with a lower `train.optimizer.learning_rate`, or with `model.dtype: float32`.",
+    "rollout-program": "`rollout.program` names a function that cannot serve as a rollout program. It must be `async def program(prompt, engine, context, **params)` and return a list of rollouts; `rollout.program_params` are its keyword arguments.",
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..config.rollout import SamplingConfig
 from ..records import Floats, Ints, Prompt, Rollout
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from ..data.template import Template
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,13 +70,12 @@ class InferenceEngine(Protocol):
 class ProgramContext:
     """What a rollout program may use beside the prompt and the engine."""
 
-    tokenizer: PreTrainedTokenizerBase
+    template: Template
+    """Encodes what a program puts between the policy's turns; `template.tokenizer` decodes."""
     sampling: SamplingConfig
     num_samples: int
     seed: Callable[[int, int], int]
     """`seed(sample_index, turn)` -> the seed of that request."""
-    params: dict[str, Any]
-    """`rollout.program_params` of the configuration."""
 
 
 RolloutProgram = Callable[[Prompt, InferenceEngine, ProgramContext], Awaitable[list[Rollout]]]
