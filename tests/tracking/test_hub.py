@@ -134,8 +134,9 @@ def test_a_resumed_run_continues_record_alarms_and_identity(tmp_path: Path, made
     for step in range(5):
         hub.log(step, {"actor/kl_ref": 50.0})
     hub._folder.close()  # killed after step 4, with a checkpoint of step 3
-    hub = open_hub(tmp_path, [], ["wandb"], window=2)
+    hub = open_hub(tmp_path, warnings := [], ["wandb"], window=2)
     hub.start("a", 9, {}, resumed_step=3)
+    assert warnings == ["1 recorded steps after step 3 are dropped: they are made again"]
     assert [hub.log(step, {"actor/kl_ref": 50.0}) for step in (4, 5)] == [[], []]
     first, second = (info for name, info, *_ in made["wandb"].calls if name == "start")
     assert first.run_id == second.run_id
@@ -177,8 +178,9 @@ def test_a_full_disk_for_metrics_ends_the_run(tmp_path: Path):
     assert caught.value.code == "disk-full"
 
 
-def test_closing_after_the_end_or_twice_does_no_harm(tmp_path: Path, made: dict[str, Recorder]):
+def test_closing_before_the_start_after_the_end_or_twice_does_no_harm(tmp_path: Path, made: dict[str, Recorder]):
     hub = open_hub(tmp_path, [], ["wandb"])
+    hub.close()
     hub.start("a", 5, {})
     hub.finish()
     hub.close()

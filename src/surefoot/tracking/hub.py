@@ -58,6 +58,7 @@ class Trackers:
         self._alarms_config, self._folder, self._project = alarms, folder, tracking.project
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self.clock = PhaseClock()
+        self._file: MetricsFile | None = None
         self._rows: list[Row] = []
         self._said: list[Alarm] = []
         self._started = time.monotonic()
@@ -84,8 +85,8 @@ class Trackers:
             UserError: `tracker-start`, or what the tracker itself raised as one. All trackers are closed again.
         """
         self._folder.rewind(resumed_step)
-        self._file = MetricsFile(self._folder.metrics, resumed_step)
-        self._rows = list(self._file.history)
+        self._file = file = MetricsFile(self._folder.metrics, resumed_step)
+        self._rows = list(file.history)
         self._said = [Alarm(line["code"], line["step"], line["message"]) for line in self._folder.read_alarms()]
         self._bell = AlarmBell(self._alarms_config, self._rows, [alarm.code for alarm in self._said])
         info = RunInfo(
@@ -96,7 +97,7 @@ class Trackers:
             steps,
             config,
             facts or {},
-            self._file.history,
+            file.history,
             resumed_step,
         )
         started: dict[str, Tracker] = {}
@@ -114,6 +115,9 @@ class Trackers:
                     "tracker-start", f"{key} could not start: {error}", key="tracking.trackers", hint=hint
                 ) from error
             started[key] = self._trackers[key]
+        if file.dropped:
+            after = "" if resumed_step is None else f" after step {resumed_step}"
+            self.message(f"{file.dropped} recorded steps{after} are dropped: they are made again")
         self._started = time.monotonic()
         self.clock.lap()
 
@@ -134,6 +138,7 @@ class Trackers:
         Raises:
             RunError: `disk-full`: the local record can't be written.
         """
+        assert self._file is not None, "start comes first"
         row = {"step": step, **metrics}
         self._file.log(step, row)
         self._rows.append(row)
@@ -171,6 +176,7 @@ class Trackers:
 
     def finish(self, status: Status = "finished", extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write `summary.json` and close everything. `extra` is added to the summary, which is returned."""
+        assert self._file is not None, "start comes first"
         summary = summarise(self._rows, status, time.monotonic() - self._started, self._said)
         summary |= {"folder": str(self._folder.path), **(extra or {})}
         try:
@@ -182,7 +188,9 @@ class Trackers:
         return summary
 
     def close(self, status: Status = "failed") -> None:
-        """Close everything without a summary. Does nothing after `finish`."""
+        """Close everything without a summary. Does nothing before `start` and after `finish`."""
+        if self._file is None:
+            return
         self._each(lambda tracker: tracker.finish({"status": status, "folder": str(self._folder.path)}))
         self._trackers = {}
         self._file.close()

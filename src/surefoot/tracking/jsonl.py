@@ -18,12 +18,14 @@ class MetricsFile:
     """Appends steps to `metrics.jsonl` and flushes each, so that a killed run has all steps that it finished.
 
     Steps after `resumed_step` are dropped when the file is opened: they are about to be made again. None drops all.
+    `history` holds the rows kept, `dropped` counts the others.
     """
 
     def __init__(self, path: Path, resumed_step: int | None = None) -> None:
         self.path = path
-        rows = read_metrics(path) if path.exists() and resumed_step is not None else []
+        rows = read_metrics(path) if path.exists() else []
         self.history = tuple(row for row in rows if resumed_step is not None and row["step"] <= resumed_step)
+        self.dropped = len(rows) - len(self.history)
         write_atomic(path, "".join(to_line(row) for row in self.history))
         self._last_step = int(self.history[-1]["step"]) if self.history else -1
         self._file: IO[str] = path.open("a", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -21,6 +22,7 @@ class FolderLock:
 
     Raises:
         UserError: `run-folder-locked`, with the process that holds it.
+        OSError: The file system has no locks, or the folder can't be written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +32,10 @@ class FolderLock:
         self._file: IO[str] = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                self._file.close()
+                raise  # not a holder: a file system without locks, for one
             self._file.seek(0)
             holder = self._file.read().strip()
             self._file.close()
