@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .config.model import Dtype
 from .errors import CODES, RunError, SurefootError, UserError, nearest
 
 DONE, USER_MISTAKE, RUN_FAILED, INTERRUPTED = 0, 2, 3, 130
@@ -71,7 +72,7 @@ def export(
     source: Annotated[Path, typer.Argument(help="A run folder, or one checkpoint in it")],
     to: Annotated[Path, typer.Option(help="Folder to write")],
     merge_adapter: Annotated[bool, typer.Option(help="Merge LoRA adapters into the weights")] = True,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+    dtype: Annotated[Dtype | None, typer.Option(help="Precision to write; left out: the run's own")] = None,
 ) -> None:
     """Write a trained model as a Hugging Face folder."""
     from .checkpoint.export import export_checkpoint

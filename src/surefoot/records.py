@@ -110,6 +110,11 @@ class Sample:
     returns: Floats | None  # [L]
     weight: float = 1.0
 
+    @property
+    def num_model_tokens(self) -> int:
+        """How many tokens the policy chose."""
+        return int(self.loss_mask.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

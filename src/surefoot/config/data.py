@@ -65,7 +65,7 @@ class ReasoningGymSource(SourceBase):
     """How many problems to make."""
     seed: NonNegative = 0
     """Which problems: two sources with different seeds share almost none."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the task's configuration."""
 
 
@@ -75,7 +75,7 @@ class PythonSource(SourceBase):
     type: Literal["python"]
     function: str
     """`package.module:function` or `path/to/file.py:function`."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
 
 
@@ -93,5 +93,5 @@ class DataConfig(Section):
     """What to do with a longer prompt: stop before training, drop the row, or cut it at the left, right or middle."""
     shuffle: bool = True
     """Shuffle each epoch by the run's seed."""
-    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Extra variables for the chat template, such as `enable_thinking: false`. What it does not read is refused."""

@@ -129,7 +129,7 @@ class PythonReward(RewardBase):
     type: Literal["python"]
     function: str
     """`package.module:function` or `path/to/file.py:function`."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further keyword arguments."""
     batch: bool = False
     """Hand over all rows of a step at once; one result per row is expected."""

@@ -22,9 +22,9 @@ class SamplingConfig(Section):
     """Keep tokens at least this fraction as likely as the likeliest."""
     max_response_length: Positive = 512
     """Most new tokens of a response."""
-    stop: list[str] = Field(default_factory=list)
+    stop: list[str] = Field(default_factory=list[str])
     """Strings that end a response; the matched text stays in it."""
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list[int])
     """Token ids that end a response, beside the model's own end-of-sequence ids."""
 
 
@@ -37,5 +37,5 @@ class RolloutConfig(Section):
     """How many rows decode together; waiting rows take the place of those that stop."""
     program: str = "single_turn"
     """`single_turn`, or your own async function as `package.module:function` or `file.py:function`."""
-    program_params: dict[str, Any] = Field(default_factory=dict)
+    program_params: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the program."""

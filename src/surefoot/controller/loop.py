@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..algorithms.aggregate import Denominators
@@ -166,9 +166,9 @@ def update_actor(run: Run, samples: Sequence[Sample]) -> tuple[dict[str, Metric]
             active = [i for i in kept if idle_rows_matter or samples[i].advantages.any()]
             if not active:
                 continue
-            chosen = [samples[i] for i in active]
-            report = run.engines.actor.update(chosen, objective, denominators_of([samples[i] for i in kept]))
-            reports.append(report)
+            counts = denominators_of([samples[i] for i in kept])
+            report = run.engines.actor.update([samples[i] for i in active], objective, counts)
+            reports.append(with_idle_rows(report, sum(samples[i].num_model_tokens for i in kept)))
             for i, output in zip(active, report.outputs, strict=True):
                 logprobs[i] = output if logprobs[i] is None else logprobs[i]
     metrics = {f"actor/{name}": metric for name, metric in merge_metrics([r.metrics for r in reports]).items()}
@@ -177,6 +177,14 @@ def update_actor(run: Run, samples: Sequence[Sample]) -> tuple[dict[str, Metric]
     wanted = config.train.passes_per_step * config.train.updates_per_step
     metrics["actor/empty_updates"] = Metric(float(wanted - len(reports)), kind="sum")
     return metrics | phase_metrics("actor", reports), logprobs
+
+
+def with_idle_rows(report: UpdateReport, tokens: int) -> UpdateReport:
+    """Let rows that were not computed count in the losses, where each of them is 0."""
+    metrics = dict(report.metrics)
+    for name in ("loss", "policy_loss"):
+        metrics[name] = metrics[name].merge(Metric(0.0, tokens - metrics[name].weight))
+    return replace(report, metrics=metrics)
 
 
 def update_critic(run: Run, critic: TrainEngine, samples: Sequence[Sample]) -> dict[str, Metric]:
@@ -197,7 +205,7 @@ def update_critic(run: Run, critic: TrainEngine, samples: Sequence[Sample]) -> d
 
 def denominators_of(samples: Sequence[Sample]) -> Denominators:
     """Count the whole minibatch."""
-    return Denominators.of([int(s.loss_mask.sum()) for s in samples], [s.weight for s in samples])
+    return Denominators.of([s.num_model_tokens for s in samples], [s.weight for s in samples])
 
 
 def phase_metrics(role: str, reports: Sequence[UpdateReport]) -> dict[str, Metric]:

@@ -15,7 +15,7 @@ from ..rollout.embedded import EmbeddedEngine
 from ..seeds import derive_seed
 from ..train.engine import TrainEngine
 from ..train.model import load_critic, load_policy, load_reference
-from .preflight import Preflight, available_cores
+from .preflight import Preflight
 from .sampling import RolloutCollector
 from .score_rows import ScoreRow
 
@@ -66,7 +66,6 @@ def load_engines(ready: Preflight) -> Engines:
     """
     config, algorithm = ready.config, ready.algorithm
     device = pick_device(config)
-    torch.set_num_threads(config.threads or available_cores())
     torch.manual_seed(derive_seed(config.seed, "torch"))
     train, updates = config.train, config.train.steps * config.train.updates_per_step
     temperature = config.rollout.sampling.temperature
@@ -93,10 +92,11 @@ def load_engines(ready: Preflight) -> Engines:
         want_entropy=True,
         compile_blocks=config.model.compile,
     )
-    sampler = EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, config.rollout.max_concurrent_rows)
+    rows = config.rollout.max_concurrent_rows
+    sampler = EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
     return Engines(actor, critic, reference, sampler, device)
 
 
 def make_collector(ready: Preflight, engine: EmbeddedEngine, rewards: RewardRunner) -> RolloutCollector:
     """Tie the sampler, the program and the rewards together."""
-    return RolloutCollector(engine, ready.program, ready.config.rollout.program_params, ready.tokenizer, rewards)
+    return RolloutCollector(engine, ready.program, ready.template, rewards)

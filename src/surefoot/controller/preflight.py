@@ -14,7 +14,7 @@ from ..config import RunConfig
 from ..data.load import PromptSet, load_prompts
 from ..data.pretrained import load_tokenizer, resolve_model, stop_token_ids
 from ..data.sampler import PromptSampler
-from ..data.template import make_template
+from ..data.template import Template, make_template
 from ..errors import UserError
 from ..rewards.check import check_rewards
 from ..rewards.table import answers_required
@@ -33,6 +33,7 @@ class Preflight:
     algorithm: Algorithm
     model_path: str
     tokenizer: PreTrainedTokenizerBase
+    template: Template
     stop_ids: tuple[int, ...]
     program: RolloutProgram
     prompts: PromptSet
@@ -50,9 +51,8 @@ def preflight(config: RunConfig) -> Preflight:
     config = config.model_copy(update={"algorithm": fill(config.algorithm)})
     _check_batches(config)
     _check_device(config)
-    sources = [*config.data.sources, *(config.eval.sources if config.eval else [])]
-    check_rewards(config.rewards, sources)
-    program = load_program(config.rollout.program, config.rollout.program_params)
+    check_rewards(config)
+    program = load_program(config.rollout)
     model_path = resolve_model(config.model.path)
     if config.critic is not None and config.critic.path is not None:
         resolve_model(config.critic.path, "critic.path")
@@ -66,7 +66,9 @@ def preflight(config: RunConfig) -> Preflight:
     eval_prompts = None
     if config.eval is not None:
         eval_prompts = load_prompts(config.eval.sources, template, limit, truncation, need_answer, "eval.sources")
-    return Preflight(config, algorithm, model_path, tokenizer, stop_ids, program, prompts, sampler, eval_prompts)
+    return Preflight(
+        config, algorithm, model_path, tokenizer, template, stop_ids, program, prompts, sampler, eval_prompts
+    )
 
 
 def _check_batches(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ..algorithms.warmup import WarmupState
 from ..checkpoint.store import load, save
-from ..config.train import CheckpointConfig
+from ..config import RunConfig, to_yaml
 from ..data.sampler import PromptSampler
 from ..train.engine import TrainEngine
 from .parts import Engines, Progress
@@ -21,7 +21,7 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 class Saver:
     """Writes checkpoints of one run; a step is written once."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, sampler: PromptSampler, resumed: int | None) -> None:
+    def __init__(self, folder: Path, config: RunConfig, sampler: PromptSampler, resumed: int | None) -> None:
         self._folder, self._config, self._sampler = folder, config, sampler
         self._last = resumed
 
@@ -34,7 +34,8 @@ class Saver:
         if self._last == progress.step:
             return
         tensors, state = snapshot(engines, progress, self._sampler)
-        save(self._folder, progress.step, tensors, state, self._config.keep_last)
+        keep = self._config.checkpoint.keep_last
+        save(self._folder, progress.step, tensors, state, keep, to_yaml(self._config))
         self._last = progress.step
 
 
@@ -62,15 +63,17 @@ async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progr
     """Put a checkpoint back into freshly loaded parts.
 
     Raises:
-        UserError: The checkpoint is not whole, or was made with other data.
+        UserError: The checkpoint was made with other data.
+        RunError: A file of it is not what was saved.
     """
-    tensors, state = load(path)
+    saved = load(path)
+    state, random = saved.state, saved.tensors("random")
     sampler.load_state_dict(state["sampler"])
     for name, engine in _trained(engines).items():
-        engine.load_state(tensors[name], tensors[f"{name}_optimizer"], state["updates_done"][name])
-    torch.set_rng_state(tensors["random"]["torch"].cpu())
-    if engines.device.type == "cuda" and "cuda" in tensors["random"]:
-        torch.cuda.set_rng_state(tensors["random"]["cuda"].cpu(), engines.device)
+        engine.load_state(saved.tensors(name), saved.tensors(f"{name}_optimizer"), state["updates_done"][name])
+    torch.set_rng_state(random["torch"])
+    if engines.device.type == "cuda" and "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], engines.device)
     await engines.sampler.update_weights(None, state["weights_version"])
     return Progress(state["step"], state["kl_coef"], WarmupState(**state["warmup"]))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import find_resume
+from ..checkpoint.resume import Resume, find_resume
 from ..config import RunConfig, to_yaml
 from ..errors import UserError
 from ..rewards.runner import RewardRunner
@@ -17,7 +16,7 @@ from ..tracking.run_folder import RunFolder
 from . import loop
 from .evaluate import evaluate
 from .parts import Engines, Progress, load_engines, make_collector
-from .preflight import Preflight, preflight
+from .preflight import Preflight, available_cores, preflight
 from .resume import Saver, restore
 from .signals import Interrupted, StopSignal
 
@@ -30,19 +29,17 @@ def run_training(config: RunConfig) -> dict[str, Any]:
         Interrupted: A signal came; the state of the last whole step is saved.
         RunError: The run failed.
     """
-    _quiet_libraries()
+    prepare_process(config)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         ready = preflight(config)
         folder = RunFolder(config.output_dir, config.name)
         stack.callback(folder.close)
-        checkpoint = find_resume(config.checkpoint.resume, folder.checkpoints, folder.used)
+        resume = find_resume(folder.checkpoints, config.checkpoint.resume, folder.used)
         trackers = Trackers(config.tracking, config.alarms, folder)
         rewards = stack.enter_context(RewardRunner(config.rewards))
-        for note in ready.prompts.notes():
-            trackers.message(note)
         engines = load_engines(ready)
-        return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, checkpoint))
+        return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, resume))
 
 
 async def _train(
@@ -52,20 +49,22 @@ async def _train(
     rewards: RewardRunner,
     engines: Engines,
     stop: StopSignal,
-    checkpoint: Path | None,
+    resume: Resume,
 ) -> dict[str, Any]:
     config = ready.config
     progress = Progress(kl_coef=config.algorithm.kl.coef)
-    if checkpoint is not None:
-        progress = await restore(checkpoint, engines, ready.sampler)
-    resumed = progress.step if checkpoint is not None else None
+    if resume.path is not None:
+        progress = await restore(resume.path, engines, ready.sampler)
+    resumed = progress.step if resume.path is not None else None
     changes = folder.write_config(to_yaml(config))
     trackers.start(config.name, config.train.steps, config.model_dump(mode="json"), facts(ready, engines), resumed)
-    if checkpoint is not None:
-        trackers.message(f"going on after step {progress.step}, from {checkpoint}")
-        for change in changes:
-            trackers.message(f"changed since then: {change}")
-    saver = Saver(folder.checkpoints, config.checkpoint, ready.sampler, resumed)
+    lines = [*ready.prompts.notes(), *resume.ignored]
+    if resume.path is not None:
+        lines.append(f"going on after step {progress.step}, from {resume.path}")
+        lines += [f"changed since then: {change}" for change in changes]
+    for line in lines:
+        trackers.message(line)
+    saver = Saver(folder.checkpoints, config, ready.sampler, resumed)
     collector = make_collector(ready, engines.sampler, rewards)
     run = loop.Run(ready, engines, collector, trackers, folder, saver, stop, progress)
     try:
@@ -88,7 +87,7 @@ def run_evaluation(config: RunConfig, model: str | None) -> dict[str, float]:
     Raises:
         UserError: There is no `eval` block, or anything that `run_training` would refuse.
     """
-    _quiet_libraries()
+    prepare_process(config)
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model, "lora": None})})
     if config.eval is None:
@@ -121,7 +120,7 @@ def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
     train = config.train
     return {
         "model": f"{config.model.path} ({total / 1e6:.0f} M parameters, {how}, {config.model.dtype})",
-        "algorithm": f"{ready.algorithm.name}, {train.prompts_per_step} prompts x {train.samples_per_prompt} samples a step",
+        "algorithm": f"{ready.algorithm.name}, {train.prompts_per_step} x {train.samples_per_prompt} rollouts a step",
         "data": ", ".join(f"{s.name} ({s.stop - s.start} prompts)" for s in ready.prompts.sources),
         "device": str(engines.device),
     }
@@ -131,8 +130,11 @@ def _more(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
     return {"next": f"surefoot export {folder.path} --to {config.name}-model"}
 
 
-def _quiet_libraries() -> None:
-    """transformers draws progress bars over the display; tokenizers warns about forks."""
+def prepare_process(config: RunConfig) -> None:
+    """Settings of the whole process: threads, memory that is kept, libraries that don't draw over the display."""
+    import torch
+
+    torch.set_num_threads(config.threads or available_cores())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 

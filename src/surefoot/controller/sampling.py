@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from ..config.rollout import SamplingConfig
+from ..data.template import Template
 from ..errors import RunError, SurefootError
 from ..records import Prompt, Rollout
 from ..rewards.runner import RewardRunner
 from ..rollout.api import InferenceEngine, ProgramContext, RolloutProgram
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +31,7 @@ class RolloutCollector:
 
     engine: InferenceEngine
     program: RolloutProgram
-    params: dict[str, Any]
-    tokenizer: PreTrainedTokenizerBase
+    template: Template
     rewards: RewardRunner
 
     async def collect(
@@ -64,7 +60,7 @@ class RolloutCollector:
 
         async def one(index: int, prompt: Prompt) -> None:
             context = ProgramContext(
-                self.tokenizer, sampling, num_samples, lambda sample, turn: seed(prompt.id, sample, turn), self.params
+                self.template, sampling, num_samples, lambda sample, turn: seed(prompt.id, sample, turn)
             )
             try:
                 rollouts = await self.program(prompt, self.engine, context)

@@ -71,7 +71,7 @@ class TrainEngine:
         self._device = next(model.parameters()).device
         self.optimizer = None if peak_rate is None else MasterAdamW(model.named_parameters(), config.optimizer)
         if compile_blocks:
-            for layer in self._body.layers:
+            for layer in cast(Any, self._body).layers:
                 layer.compile(dynamic=True)
 
     def logprobs(self, rows: Sequence[Row], reference: bool = False) -> list[Floats]:
@@ -180,6 +180,7 @@ class TrainEngine:
             ref_logprobs_T=column("ref_logprobs"),
             values_T=column("values"),
             returns_T=column("returns"),
+            names=tuple(row.group for row in rows),
         )
 
 

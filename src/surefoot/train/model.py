@@ -98,13 +98,12 @@ def _load_causal_lm(path: str, dtype: str, trust_remote_code: bool, device: torc
         raise UserError(
             "model-load", f"not loadable as a causal language model: {error}", key="model.path", got=path
         ) from error
-    model = model.to(device)
+    model = cast(Any, model).to(device)
     # An embedding with a padding index gives that token no gradient; where pad is the end-of-sequence token, the
     # model could never learn about its end. There is no padding here.
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
-    model.set_attn_implementation(attention.NAME)
     return model.eval()
 
 

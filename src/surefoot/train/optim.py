@@ -88,7 +88,7 @@ class MasterAdamW:
         """Copy the masters into the model's own parameters."""
         copies = [(p, self.masters[n]) for n, p in self._parameters.items() if p.dtype != torch.float32]
         if copies:
-            torch._foreach_copy_([p for p, _ in copies], [m for _, m in copies])
+            torch._foreach_copy_([p for p, _ in copies], [m for _, m in copies])  # pyright: ignore[reportPrivateImportUsage]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Adam's moments and step counts by `parameter name/field`."""

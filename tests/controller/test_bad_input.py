@@ -1,0 +1,251 @@
+"""Mistakes are refused before a model loads, each with the key to change; faults of one row cost one row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from surefoot.controller.preflight import preflight
+from surefoot.controller.run import run_training
+from surefoot.errors import RunError, UserError
+
+from .tiny_run import metrics_of, tiny_config, write_config
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch):
+    """Loading a model's weights fails the test: refusals must come first."""
+    import transformers
+
+    def refuse(*_, **__):
+        raise AssertionError("weights were loaded before the refusal")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
+
+
+def refused(config, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run_training(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_model")
+class TestBeforeTheModelLoads:
+    def test_group_baseline_with_one_sample(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, train={"samples_per_prompt": 1}), "train.samples_per_prompt", "algorithm.name")
+
+    def test_ppo_without_critic(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, algorithm={"name": "ppo"}), "critic")
+
+    def test_warmup_without_critic(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, algorithm={"critic_warmup": 3}), "critic_warmup", "critic")
+
+    def test_unknown_algorithm_names_the_nearest(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, algorithm={"name": "gropo"}), "gropo", "grpo")
+
+    def test_updates_that_do_not_divide(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, train={"updates_per_step": 3}), "train.updates_per_step", "train.prompts_per_step")
+
+    def test_batch_larger_than_the_data(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, train={"prompts_per_step": 64}), "train.prompts_per_step")
+
+    def test_row_longer_than_the_memory_budget(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, train={"max_tokens_per_microbatch": 50}), "train.max_tokens_per_microbatch", "72")
+
+    def test_greedy_training(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"temperature": 0}}), "rollout.sampling.temperature")
+
+    def test_pass_at_more_than_sampled(self, tmp_path, tiny_folder):
+        source = {"type": "file", "path": str(tmp_path / "rows.jsonl")}
+        refused(tiny_config(tmp_path, tiny_folder, eval={"sources": [source], "pass_at": [4]}), "eval.pass_at")
+
+    def test_gpu_that_is_not_there(self, tmp_path, tiny_folder):
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+        refused(tiny_config(tmp_path, tiny_folder, device="cuda"), "device", "CUDA")
+
+    def test_missing_file(self, tmp_path, tiny_folder):
+        config = tiny_config(tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "rowz.jsonl")}]})
+        refused(config, "rowz.jsonl", "rows.jsonl")
+
+    def test_wrong_columns(self, tmp_path, tiny_folder):
+        (tmp_path / "other.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
+        config = tiny_config(tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "other.jsonl")}]})
+        refused(config, "prompt", "question")
+
+    def test_missing_answer_for_a_reward_that_needs_it(self, tmp_path, tiny_folder):
+        (tmp_path / "bare.jsonl").write_text("".join(json.dumps({"prompt": f"a{i}"}) + "\n" for i in range(9)))
+        config = tiny_config(
+            tmp_path,
+            tiny_folder,
+            data={"sources": [{"type": "file", "path": str(tmp_path / "bare.jsonl")}]},
+            rewards={"functions": [{"type": "exact"}]},
+        )
+        refused(config, "answer")
+
+    def test_too_long_prompts_under_error(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, data={"max_prompt_length": 8}), "max_prompt_length", "32")
+
+    def test_missing_reward_function(self, tmp_path, tiny_folder):
+        config = tiny_config(
+            tmp_path, tiny_folder, rewards={"functions": [{"type": "python", "function": f"{tmp_path / 'reward.py'}:digit"}]}
+        )
+        refused(config, "digit", "digits")
+
+    def test_missing_model_folder(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder.parent / "tinny"), "model.path")
+
+    def test_model_folder_without_tokenizer(self, tmp_path, tiny_folder):
+        from tests.tiny import tiny_model
+
+        tiny_model().save_pretrained(tmp_path / "bare")
+        refused(tiny_config(tmp_path, tmp_path / "bare"), "tokenizer")
+
+    def test_unknown_program(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, rollout={"program": "single_trun"}), "rollout.program", "single_turn")
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("drop", 10), ("left", 32), ("right", 32), ("middle", 32)])
+def test_too_long_prompts_under_the_other_policies(tmp_path, tiny_folder, policy: str, kept: int):
+    base = tiny_config(tmp_path, tiny_folder)
+    lengths = sorted(len(p.token_ids) for p in preflight(base).prompts.prompts)
+    limit = lengths[9]  # ten prompts have a one-digit number
+    ready = preflight(tiny_config(tmp_path, tiny_folder, data={"max_prompt_length": limit, "truncation": policy}))
+    assert len(ready.prompts.prompts) == kept
+    assert max(len(p.token_ids) for p in ready.prompts.prompts) == limit
+
+
+def test_a_reward_that_raises_hangs_or_is_no_number_costs_its_rows(tmp_path, tiny_folder):
+    (tmp_path / "bad.py").write_text(
+        "import time\n"
+        "def bad(item):\n"
+        "    kind = int(item.answer) % 4\n"
+        "    if kind == 0: raise KeyError('no such thing')\n"
+        "    if kind == 1: return float('nan')\n"
+        "    if kind == 2 and int(item.answer) < 8:\n"
+        "        sum(iter(int, 1))\n"
+        "    return len(item.response) % 3\n"
+    )
+    reward = {"functions": [{"type": "python", "function": f"{tmp_path / 'bad.py'}:bad"}], "workers": 2, "timeout_seconds": 1}
+    config = tiny_config(tmp_path, tiny_folder, rewards=reward, train={"steps": 3}, data={"shuffle": False})
+    run_training(config)
+    rows = metrics_of(config)
+    assert [row["reward/unscored"] for row in rows] == [12, 12, 8]
+    assert all(row["reward/errors"] == row["reward/unscored"] for row in rows)
+    assert all(row["reward/mean"] == row["reward/mean"] for row in rows)
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_program_that_fails_on_some_prompts_costs_those(tmp_path, tiny_folder):
+    (tmp_path / "program.py").write_text(
+        "from surefoot.rollout.single_turn import single_turn\n"
+        "async def picky(prompt, engine, context):\n"
+        "    if prompt.answer == '1': raise ValueError('not this one')\n"
+        "    if prompt.answer == '2': return []\n"
+        "    return await single_turn(prompt, engine, context)\n"
+    )
+    config = tiny_config(
+        tmp_path, tiny_folder, rollout={"program": f"{tmp_path / 'program.py'}:picky"}, data={"shuffle": False}, train={"steps": 1}
+    )
+    run_training(config)
+    row = metrics_of(config)[0]
+    assert row["rollout/failed_prompts"] == 2
+    assert row["rollout/count"] == 8
+
+
+def test_a_run_on_nan_weights_stops_and_says_so(tmp_path, tiny_folder):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "nan")
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "nan")
+    with pytest.raises((RunError, UserError), match="finite|NaN|nan"):
+        run_training(tiny_config(tmp_path, tmp_path / "nan"))
+
+
+def test_nothing_to_learn_is_said_once(tmp_path, tiny_folder):
+    config = tiny_config(tmp_path, tiny_folder, rewards={"functions": [{"type": "regex", "pattern": "never this"}]}, train={"steps": 6})
+    run_training(config)
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "tiny" / "alarms.jsonl").read_text().splitlines()]
+    assert [line["code"] for line in lines] == ["alarm-nothing-to-learn"]
+    assert metrics_of(config)[0]["actor/empty_updates"] == 1
+
+
+COMMAND = [sys.executable, "-m", "surefoot.cli", "train"]
+
+
+def start(config_path: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*COMMAND, str(config_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_exits_130_and_goes_on_equal(tmp_path, tiny_folder, number):
+    reward = {"functions": [{"type": "python", "function": f"{tmp_path / 'reward.py'}:digits"}], "workers": 1}
+    config = tiny_config(tmp_path, tiny_folder, rewards=reward, train={"steps": 400})
+    path = write_config(tmp_path, config)
+    process = start(path)
+    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, output
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    done = metrics_of(config)[-1]["step"]
+    assert (tmp_path / "runs" / "tiny" / "checkpoints" / f"step_{done:06d}" / "manifest.json").is_file()
+    more = done + 2
+    run_training(config.model_copy(update={"train": config.train.model_copy(update={"steps": more})}))
+    whole = tiny_config(tmp_path, tiny_folder, name="whole", rewards=reward, train={"steps": more})
+    run_training(whole)
+    from .test_run import assert_equal_runs
+
+    assert_equal_runs(config, whole, more)
+
+
+def test_the_command_line_gives_one_message_and_the_right_exit_code(tmp_path, tiny_folder):
+    path = write_config(tmp_path, tiny_config(tmp_path, tiny_folder))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "surefoot.cli", *arguments], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = run("train", str(path), "train.stesp=3")
+    assert code == 2
+    assert "train.steps" in text
+    assert "Traceback" not in text
+    code, text = run("train", str(tmp_path / "nothing.yaml"))
+    assert code == 2
+    assert "Traceback" not in text
+    assert run("explain", "config-unknown-key")[0] == 0
+    assert run("explain", "config-unknown-kee")[0] == 2
+    assert run("algorithms")[0] == 0
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path, tiny_folder):
+    from surefoot.tracking.run_folder import RunFolder
+
+    config = tiny_config(tmp_path, tiny_folder)
+    folder = RunFolder(config.output_dir, config.name)
+    try:
+        refused(config, "run")
+    finally:
+        folder.close()
