@@ -28,8 +28,8 @@ def test_the_view_carries_counts_instead_of_arrays_and_pickles():
     ("result", "value"),
     [
         (0.5, 0.5), (True, 1.0), (3, 3.0), (np.float32(0.25), 0.25), (np.int64(2), 2.0), (np.bool_(True), 1.0),
-        (np.array(1.5), 1.5), (np.array([[2.0]]), 2.0), (torch.tensor(0.75), 0.75), (None, None), ({"score": None}, None),
-        ({"score": np.array(1)}, 1.0),
+        (np.array(1.5), 1.5), (np.array([[2.0]]), 2.0), (torch.tensor(0.75), 0.75), (None, None),
+        ({"score": None}, None), ({"score": np.array(1)}, 1.0),
     ],
 )  # fmt: skip
 def test_results_that_are_accepted(result, value):
@@ -57,7 +57,15 @@ def test_every_finite_number_comes_through_as_itself(number):
 
 
 def test_numbers_beside_the_score_become_parts_and_texts_do_not():
-    result = {"score": 1.0, "acc": True, "n": np.int64(3), "pred": "x", "missing": None, "vector": np.zeros(3), "l": [1]}
+    result = {
+        "score": 1.0,
+        "acc": True,
+        "n": np.int64(3),
+        "pred": "x",
+        "missing": None,
+        "vector": np.zeros(3),
+        "l": [1],
+    }
     assert read_result(result) == (1.0, {"acc": 1.0, "n": 3.0})
 
 

@@ -65,7 +65,7 @@ def by_instruction(item):
     if item.response == "pid":
         return os.getpid()
     if item.response == "torch":
-        return "torch" in sys.modules
+        return "torch" in sys.modules or "transformers" in sys.modules
     return 1.0
 
 
@@ -113,3 +113,7 @@ async def failing_async(item):
 def take_breakpoint(item):
     breakpoint()
     return 1.0
+
+
+def called_at(item):
+    return time.time()

@@ -20,6 +20,8 @@ _BLOCK = re.compile(
 )
 _BOOT = "import sys; sys.path[:] = {path!r}; from surefoot.rewards.sandbox import main; main({parent})"
 
+_ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
 
 def build(spec: CodeReward, timeout_seconds: float) -> RewardFunction:
     """Return the function. It abstains on rows without an answer.
@@ -89,7 +91,7 @@ def run_tests(code: str, tests: list[dict[str, str]], cpu_seconds: int, memory_m
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={"PATH": os.defpath, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env=_ENVIRONMENT | {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ},
     )
     try:
         # The judge in there keeps the time; this limit is for the case that it cannot.

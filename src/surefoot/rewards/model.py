@@ -76,11 +76,14 @@ class RewardModel:
         import torch
 
         # The classification heads of transformers score the last token that is not `pad_token_id`. With pad = eos
-        # that is never a final eos, so the filling is an id that stands in no row of the batch.
-        used = set().union(*rows)
-        filling = next(i for i in range(len(used) + 1) if i not in used)
+        # that is never a final eos, so the filling is an id that stands in no row of the batch. One row has none.
+        used = set[int]().union(*rows)
+        vocabulary = self._model.config.get_text_config().vocab_size
+        filling = next((i for i in range(vocabulary) if i not in used), None) if len(rows) > 1 else None
+        if filling is None and len(rows) > 1:
+            return [value for row in rows for value in self._forward([row])]
         width = max(map(len, rows))
-        ids = torch.tensor([row + [filling] * (width - len(row)) for row in rows])
+        ids = torch.tensor([row + [filling or 0] * (width - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         self._model.config.get_text_config().pad_token_id = filling
         device = self._model.device

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import RunError
+from ..plugins import describe_failure
 from .api import Outcome, RewardItem
 from .worker import Reply, Setup, Task
 
@@ -30,8 +31,8 @@ START_SECONDS = 120.0
 """Longest that a worker may take to load its functions."""
 TASKS_PER_WORKER = 5000
 """A worker is replaced after so many tasks, ..."""
-GROWTH_KB = 1 << 20
-"""... or when its memory has grown by so much since its first task (1 GiB): evaluators leak."""
+GROWTH_BYTES = 1 << 30
+"""... or when its resident memory has grown by so much since its first task: evaluators leak."""
 
 
 class WorkerPool:
@@ -42,7 +43,8 @@ class WorkerPool:
         self._size = size
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._gate = threading.Lock()  # of the queue; held for an instant, since submit is called in event loops
+        self._lock = threading.Lock()  # of the processes
         self._live: set[_Process] = set()
         self._closed = False
         self.replaced = 0  # workers killed for want of an answer, or found dead
@@ -64,17 +66,22 @@ class WorkerPool:
             text = f"the row cannot be sent to a worker: {type(error).__name__}: {error}"
             future.set_result([Outcome(error=text)] * len(items))
             return future
-        self._jobs.put(_Job(message, len(items), future))
+        with self._gate:  # No job comes after the word to stop.
+            if self._closed:
+                future.set_exception(_unusable("closed"))
+            else:
+                self._jobs.put(_Job(message, len(items), future))
         return future
 
     def close(self) -> None:
-        """Kill all workers and wait until they are gone. Calls that are under way are cancelled."""
-        with self._lock:
+        """Kill all workers and wait until they are gone. Calls that are under way or waiting raise RunError."""
+        with self._gate:
             self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+        with self._lock:
             for process in self._live:
                 process.kill()
-        for _ in self._threads:
-            self._jobs.put(None)
         for thread in self._threads:
             thread.join(10)
 
@@ -82,7 +89,7 @@ class WorkerPool:
         # Under the lock: close() kills what is in the set, so nothing may start that is not in it.
         with self._lock:
             if self._closed:
-                raise _Closed
+                raise _unusable("closed")
             process = _Process(self._setup)
             self._live.add(process)
             return process
@@ -98,45 +105,45 @@ class WorkerPool:
     def _serve(self) -> None:
         """One seat: a process, and a spare that is started as soon as a call looks as if it will not come back."""
         seat = _Seat()
-        with contextlib.suppress(_Closed):
-            seat.current = self._start_process()
-            while (job := self._jobs.get()) is not None:
-                if not job.future.set_running_or_notify_cancel():
-                    continue
+        self._fill(seat)
+        while (job := self._jobs.get()) is not None:
+            if job.future.set_running_or_notify_cancel():
                 try:
-                    self._do(job, seat)
-                finally:
-                    _end(job)
+                    job.future.set_result(self._do(job, seat))
+                # Whatever it was: a seat that ended would leave the rows after it waiting for ever.
+                except Exception as error:
+                    job.future.set_exception(
+                        error if isinstance(error, RunError) else _unusable(describe_failure(error))
+                    )
+                self._fill(seat)
         self._retire(seat.current)
         self._retire(seat.spare)
-        with contextlib.suppress(queue.Empty):
-            while (job := self._jobs.get_nowait()) is not None:
-                if job.future.set_running_or_notify_cancel():
-                    _end(job)
 
-    def _do(self, job: _Job, seat: _Seat) -> None:
+    def _fill(self, seat: _Seat) -> None:
+        with contextlib.suppress(OSError, RunError):  # The next task tries again, and is told.
+            seat.current = seat.current or self._start_process()
+
+    def _do(self, job: _Job, seat: _Seat) -> list[Outcome]:
         half = self._setup.timeout_seconds / 2
         process = seat.current = seat.current or self._start_process()
-        outcomes: list[Outcome] | None = None
+        keep = False
         try:
             process.wait_until_ready()
             process.send(job.message)
             if not process.answered(half):
                 seat.spare = seat.spare or self._start_process()
             outcomes = process.result(half)
-        except RunError as error:
-            if not self._closed:
-                job.future.set_exception(error)
+            keep = not process.worn_out
+            return outcomes
         except _Lost as lost:
-            if not self._closed:
-                self.replaced += 1
-                job.future.set_result([Outcome(error=str(lost), seconds=lost.seconds / job.count)] * job.count)
-        else:
-            job.future.set_result(outcomes)
-        if outcomes is None or process.worn_out:
-            self._retire(process)
-            seat.current, seat.spare = seat.spare, None
-            seat.current = seat.current or self._start_process()
+            if self._closed:
+                raise _unusable("closed before this row was judged") from None
+            self.replaced += 1
+            return [Outcome(error=str(lost), seconds=lost.seconds / job.count)] * job.count
+        finally:
+            if not keep:
+                self._retire(process)
+                seat.current, seat.spare = seat.spare, None
 
 
 @dataclass(slots=True, eq=False)
@@ -152,15 +159,8 @@ class _Seat:
     spare: _Process | None = None
 
 
-def _end(job: _Job) -> None:
-    if not job.future.done():
-        job.future.set_exception(
-            RunError("reward-worker", "the workers were closed before this row was judged", key="rewards")
-        )
-
-
-class _Closed(Exception):
-    """The pool is being closed."""
+def _unusable(got: str) -> RunError:
+    return RunError("reward-worker", "a worker process for rewards cannot be used", key="rewards", got=got)
 
 
 class _Lost(Exception):
@@ -193,14 +193,14 @@ class _Process:
             ours.send(setup)
         self._ready = False
         self._tasks = 0
-        self._first_peak = 0
-        self._last_peak = 0
+        self._first_size = 0
+        self._last_size = 0
         self._sent = 0.0
 
     @property
     def worn_out(self) -> bool:
         """Whether it should be replaced: it has done many tasks, or grown much."""
-        return self._tasks >= TASKS_PER_WORKER or self._last_peak - self._first_peak > GROWTH_KB
+        return self._tasks >= TASKS_PER_WORKER or self._last_size - self._first_size > GROWTH_BYTES
 
     def wait_until_ready(self) -> None:
         """Wait until its functions are built.
@@ -217,7 +217,7 @@ class _Process:
         except (EOFError, OSError):
             fault = f"it {self._obituary()}"
         if fault is not None:
-            raise RunError("reward-worker", "a worker process for rewards cannot start", key="rewards", got=fault)
+            raise _unusable(fault)
         self._ready = True
 
     def send(self, message: bytes) -> None:
@@ -243,8 +243,8 @@ class _Process:
         except (EOFError, OSError):
             raise self._lost(f"its worker {self._obituary()} and was replaced") from None
         self._tasks += 1
-        self._first_peak = self._first_peak or reply.peak_kb
-        self._last_peak = reply.peak_kb
+        self._first_size = self._first_size or reply.resident
+        self._last_size = reply.resident
         return reply.outcomes
 
     def kill(self) -> None:

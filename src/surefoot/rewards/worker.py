@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import resource
 import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+import psutil
 
 from ..config.rewards import RewardSpec
 from ..plugins import describe_failure
@@ -40,10 +41,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a task. `peak_kb` is the most resident memory that the process has had."""
+    """The answer to a task. `resident` is the process's memory after it, in bytes."""
 
     outcomes: list[Outcome]
-    peak_kb: int
+    resident: int
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -65,6 +66,8 @@ def main(descriptor: int, parent: int) -> None:
         connection.send(describe_failure(error))
         return
     connection.send(None)
+    # Not getrusage: its peak begins with that of the process which started this one.
+    memory = psutil.Process().memory_info
     with contextlib.suppress(EOFError):
         while True:
             message = connection.recv_bytes()
@@ -75,4 +78,4 @@ def main(descriptor: int, parent: int) -> None:
                 outcomes = [Outcome(error=describe_failure(error))]
             sys.stdout.flush()
             sys.stderr.flush()
-            connection.send(Reply(outcomes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+            connection.send(Reply(outcomes, memory().rss))
