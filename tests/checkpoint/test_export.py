@@ -166,6 +166,14 @@ def test_tokenizer_template_and_generation_settings_go_along(tmp_path: Path):
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [2, 5]
 
 
+def test_others_may_read_what_was_exported(tmp_path: Path):
+    export(tiny_model(), tiny_tokenizer(), tmp_path / "out")
+    usual = tmp_path / "usual"
+    usual.touch()
+    modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert modes == {usual.stat().st_mode}
+
+
 class Odd(nn.Module):
     """Stands where a linear layer was; has no weight of the architecture's name, but one of its own."""
 

@@ -118,6 +118,11 @@ def test_each_alarm_fires_when_it_should_and_once(code: str):
             + [{"critic/explained_variance": -0.9, "reward/std": 0.05}] * 20,
             id="a critic of a solved task",
         ),
+        pytest.param(
+            [{"throughput/tokens_per_second": 1000.0, "time/step": 10.0}] * 9
+            + [{"throughput/tokens_per_second": 300.0, "time/step": 30.0, "actor/loss": 0.1}] * 9,
+            id="steps that train after steps that do not",
+        ),
         pytest.param([{"actor/engine_gap": v} for v in (0.02, 0.3, 0.02, 0.3) * 5], id="single outliers"),
     ],
 )

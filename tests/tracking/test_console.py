@@ -126,6 +126,7 @@ def test_wide_characters_keep_within_the_width():
 
 def test_the_bar_of_the_last_step_is_as_long_as_its_phases():
     row = {"time/generate": 5.0, "time/update": 2.5, "time/other": 2.5, "time/step": 10.0}
+    row |= {"time/actor_forward": 1.0, "time/actor_backward": 1.5}  # a split of the update, not more time
     page = Page(info())
     page.add(1, row)
     (bar,) = [line for line in drawn(page, 80) if line.startswith("last step")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from ..config.model import Dtype
 from ..errors import RunError, UserError, nearest
-from ..tracking.files import naming_full_disk
+from ..tracking.files import naming_full_disk, share
 from .resume import resolve_checkpoint
 from .store import Checkpoint, load
 
@@ -58,6 +58,9 @@ def export(
             else:
                 _write_whole(model, temporary, dtype)
             tokenizer.save_pretrained(str(temporary))
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    share(file)
             if folder.exists():
                 folder.rmdir()
             temporary.rename(folder)

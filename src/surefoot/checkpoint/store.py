@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
 from ..tracking.environment import versions
-from ..tracking.files import fsync_folder, naming_full_disk
+from ..tracking.files import fsync_folder, naming_full_disk, share
 from .layout import (
     CONFIG,
     MANIFEST,
@@ -198,6 +198,7 @@ def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _entry(file: Path) -> FileEntry:
     """Sync a file to the disk; return its size and digest."""
+    share(file)
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         return FileEntry(file.stat().st_size, _file_digest(file))

@@ -174,6 +174,8 @@ def far_from_reference(rows: Rows, config: AlarmsConfig) -> str | None:
 
 def slow(rows: Rows, config: AlarmsConfig) -> str | None:
     """Throughput collapsed, and steps take longer for it. Shorter responses alone also lower it: that is no fault."""
+    # Steps without an update (critic warm-up, nothing to learn) are faster, and no measure for those with one.
+    rows = [row for row in rows if "actor/loss" in row] or rows
     rates = _finite(rows, "throughput/tokens_per_second")
     if len(rates) < 2 * config.window:
         return None

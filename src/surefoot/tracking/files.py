@@ -70,7 +70,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
+            share(Path(temporary))
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -86,8 +86,9 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
-    # The only portable way to read it is to set it.
+def share(file: Path) -> None:
+    """Give a file the permissions that an ordinary new file has. Temporary ones are private, other libraries' too."""
+    # The only portable way to read the mask is to set it.
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    file.chmod(0o666 & ~mask)

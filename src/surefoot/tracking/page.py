@@ -23,6 +23,8 @@ _LABEL = 10  # columns of the labels at the left
 # Told apart by shape as well as by colour.
 _PHASE_STYLES = (("█", "green"), ("▓", "yellow"), ("▒", "cyan"), ("█", "magenta"), ("▓", "blue"), ("░", "bright_black"))
 _RECENT_STEPS = 10
+# The engines' own split of phases that are shown already.
+_INNER_PHASES = ("actor_", "critic_", "reference_")
 
 
 class Page:
@@ -266,12 +268,11 @@ def _time_bar(row: Row, width: int) -> list[RenderableType]:
 
 def _phases(row: Row) -> list[tuple[str, float]]:
     """Return (name, seconds) of the step's phases, `other` last."""
-    phases = [
-        (n.removeprefix("time/"), v)
-        for n, v in row.items()
-        if n.startswith("time/") and n not in ("time/step", "time/other")
-    ]
-    return [(n, v) for n, v in [*phases, ("other", row.get("time/other", 0.0))] if v >= 0.05]
+    times = {name.removeprefix("time/"): v for name, v in row.items() if name.startswith("time/")}
+    times.pop("step", None)
+    other = times.pop("other", 0.0)
+    phases = [(name, v) for name, v in times.items() if not name.startswith(_INNER_PHASES)]
+    return [(name, v) for name, v in [*phases, ("other", other)] if v >= 0.05]
 
 
 def _line(label: str, words: str, width: int, style: str = "") -> Text:
