@@ -124,9 +124,11 @@ def run_surefoot(options: argparse.Namespace) -> None:
                 )
                 if number == 3:
                     outside = row["time/other"] + row["time/reward"] + row["time/score"]
-                    inside = sum(row.get(f"time/actor_{p}", 0) for p in ("forward", "backward", "optimizer"))
+                    inside = sum(row.get(f"seconds/actor_{p}", 0) for p in ("forward", "backward", "optimizer"))
                     outside += row["time/update"] - inside
-                    print(f"surefoot: outside generation, forward, backward, optimizer {outside / row['time/step']:.2%}")
+                    print(
+                        f"surefoot: outside generation, forward, backward, optimizer {outside / row['time/step']:.2%}"
+                    )
 
     asyncio.run(work())
 
@@ -253,7 +255,9 @@ def compare(names: list[str], options: argparse.Namespace) -> dict[str, list[dic
 
 def show(results: dict[str, list[dict]], options: argparse.Namespace) -> None:
     """Print the table: medians over the counted steps."""
-    print(f"\n{options.prompts} prompts x {options.samples} samples x {options.new_tokens} new tokens, {options.model}, {options.device}")
+    print(
+        f"\n{options.prompts} prompts x {options.samples} samples x {options.new_tokens} new tokens, {options.model}, {options.device}"
+    )
     print(f"{'':34} {'step s':>8} {'generate':>9} {'train':>8} {'tokens/s':>9} {'CPU s':>7} {'peak GiB':>9}")
     medians = {}
     for name, rows in results.items():

@@ -39,7 +39,9 @@ def make_work(rows: int, prompt_length: int, new: int, vocabulary: int) -> list[
     draw = np.random.default_rng(0)
 
     def prompts(count: int, samples: int) -> list[np.ndarray]:
-        distinct = [draw.integers(100, vocabulary - 100, prompt_length, dtype=np.int32) for _ in range(-(-count // samples))]
+        distinct = [
+            draw.integers(100, vocabulary - 100, prompt_length, dtype=np.int32) for _ in range(-(-count // samples))
+        ]
         return [distinct[i // samples] for i in range(count)]
 
     tail = np.clip(np.exp(draw.normal(np.log(new / 2), 1.0, 3 * rows)), 4, 8 * new).astype(int).tolist()
@@ -107,7 +109,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--prompt", type=int, default=60, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=32, help="tokens of a response; the long tail's median is half of it")
+    parser.add_argument(
+        "--new", type=int, default=32, help="tokens of a response; the long tail's median is half of it"
+    )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=["distinct", "groups", "long tail"])
     options = parser.parse_args()
@@ -121,8 +125,12 @@ def main() -> None:
     path = resolve_model(options.model)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, options.dtype)).to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
-    print(f"{options.model}, {options.dtype}, {options.device}, {options.threads} threads, prompts of {options.prompt} tokens")
-    print(f"{'rows':>4}  {'work':<10} {'tokens':>6} | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/s | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/CPU s")
+    print(
+        f"{options.model}, {options.dtype}, {options.device}, {options.threads} threads, prompts of {options.prompt} tokens"
+    )
+    print(
+        f"{'rows':>4}  {'work':<10} {'tokens':>6} | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/s | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/CPU s"
+    )
     for rows in options.rows:
         for work in make_work(rows, options.prompt, options.new, model.config.get_text_config().vocab_size):
             if work.name not in options.only:

@@ -41,7 +41,11 @@ def refused(config, *words: str) -> None:
 @pytest.mark.usefixtures("no_model")
 class TestBeforeTheModelLoads:
     def test_group_baseline_with_one_sample(self, tmp_path, tiny_folder):
-        refused(tiny_config(tmp_path, tiny_folder, train={"samples_per_prompt": 1}), "train.samples_per_prompt", "algorithm.name")
+        refused(
+            tiny_config(tmp_path, tiny_folder, train={"samples_per_prompt": 1}),
+            "train.samples_per_prompt",
+            "algorithm.name",
+        )
 
     def test_ppo_without_critic(self, tmp_path, tiny_folder):
         refused(tiny_config(tmp_path, tiny_folder, algorithm={"name": "ppo"}), "critic")
@@ -53,16 +57,26 @@ class TestBeforeTheModelLoads:
         refused(tiny_config(tmp_path, tiny_folder, algorithm={"name": "gropo"}), "gropo", "grpo")
 
     def test_updates_that_do_not_divide(self, tmp_path, tiny_folder):
-        refused(tiny_config(tmp_path, tiny_folder, train={"updates_per_step": 3}), "train.updates_per_step", "train.prompts_per_step")
+        refused(
+            tiny_config(tmp_path, tiny_folder, train={"updates_per_step": 3}),
+            "train.updates_per_step",
+            "train.prompts_per_step",
+        )
 
     def test_batch_larger_than_the_data(self, tmp_path, tiny_folder):
         refused(tiny_config(tmp_path, tiny_folder, train={"prompts_per_step": 64}), "train.prompts_per_step")
 
     def test_row_longer_than_the_memory_budget(self, tmp_path, tiny_folder):
-        refused(tiny_config(tmp_path, tiny_folder, train={"max_tokens_per_microbatch": 50}), "train.max_tokens_per_microbatch", "72")
+        refused(
+            tiny_config(tmp_path, tiny_folder, train={"max_tokens_per_microbatch": 50}),
+            "train.max_tokens_per_microbatch",
+            "72",
+        )
 
     def test_greedy_training(self, tmp_path, tiny_folder):
-        refused(tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"temperature": 0}}), "rollout.sampling.temperature")
+        refused(
+            tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"temperature": 0}}), "rollout.sampling.temperature"
+        )
 
     def test_pass_at_more_than_sampled(self, tmp_path, tiny_folder):
         source = {"type": "file", "path": str(tmp_path / "rows.jsonl")}
@@ -76,12 +90,16 @@ class TestBeforeTheModelLoads:
         refused(tiny_config(tmp_path, tiny_folder, device="cuda"), "device", "CUDA")
 
     def test_missing_file(self, tmp_path, tiny_folder):
-        config = tiny_config(tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "rowz.jsonl")}]})
+        config = tiny_config(
+            tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "rowz.jsonl")}]}
+        )
         refused(config, "rowz.jsonl", "rows.jsonl")
 
     def test_wrong_columns(self, tmp_path, tiny_folder):
         (tmp_path / "other.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
-        config = tiny_config(tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "other.jsonl")}]})
+        config = tiny_config(
+            tmp_path, tiny_folder, data={"sources": [{"type": "file", "path": str(tmp_path / "other.jsonl")}]}
+        )
         refused(config, "prompt", "question")
 
     def test_missing_answer_for_a_reward_that_needs_it(self, tmp_path, tiny_folder):
@@ -99,7 +117,9 @@ class TestBeforeTheModelLoads:
 
     def test_missing_reward_function(self, tmp_path, tiny_folder):
         config = tiny_config(
-            tmp_path, tiny_folder, rewards={"functions": [{"type": "python", "function": f"{tmp_path / 'reward.py'}:digit"}]}
+            tmp_path,
+            tiny_folder,
+            rewards={"functions": [{"type": "python", "function": f"{tmp_path / 'reward.py'}:digit"}]},
         )
         refused(config, "digit", "digits")
 
@@ -113,7 +133,9 @@ class TestBeforeTheModelLoads:
         refused(tiny_config(tmp_path, tmp_path / "bare"), "tokenizer")
 
     def test_unknown_program(self, tmp_path, tiny_folder):
-        refused(tiny_config(tmp_path, tiny_folder, rollout={"program": "single_trun"}), "rollout.program", "single_turn")
+        refused(
+            tiny_config(tmp_path, tiny_folder, rollout={"program": "single_trun"}), "rollout.program", "single_turn"
+        )
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("drop", 10), ("left", 32), ("right", 32), ("middle", 32)])
@@ -137,7 +159,11 @@ def test_a_reward_that_raises_hangs_or_is_no_number_costs_its_rows(tmp_path, tin
         "        sum(iter(int, 1))\n"
         "    return len(item.response) % 3\n"
     )
-    reward = {"functions": [{"type": "python", "function": f"{tmp_path / 'bad.py'}:bad"}], "workers": 2, "timeout_seconds": 1}
+    reward = {
+        "functions": [{"type": "python", "function": f"{tmp_path / 'bad.py'}:bad"}],
+        "workers": 2,
+        "timeout_seconds": 1,
+    }
     config = tiny_config(tmp_path, tiny_folder, rewards=reward, train={"steps": 3}, data={"shuffle": False})
     run_training(config)
     rows = metrics_of(config)
@@ -156,7 +182,11 @@ def test_a_program_that_fails_on_some_prompts_costs_those(tmp_path, tiny_folder)
         "    return await single_turn(prompt, engine, context)\n"
     )
     config = tiny_config(
-        tmp_path, tiny_folder, rollout={"program": f"{tmp_path / 'program.py'}:picky"}, data={"shuffle": False}, train={"steps": 1}
+        tmp_path,
+        tiny_folder,
+        rollout={"program": f"{tmp_path / 'program.py'}:picky"},
+        data={"shuffle": False},
+        train={"steps": 1},
     )
     run_training(config)
     row = metrics_of(config)[0]
@@ -177,7 +207,9 @@ def test_a_run_on_nan_weights_stops_and_says_so(tmp_path, tiny_folder):
 
 
 def test_nothing_to_learn_is_said_once(tmp_path, tiny_folder):
-    config = tiny_config(tmp_path, tiny_folder, rewards={"functions": [{"type": "regex", "pattern": "never this"}]}, train={"steps": 6})
+    config = tiny_config(
+        tmp_path, tiny_folder, rewards={"functions": [{"type": "regex", "pattern": "never this"}]}, train={"steps": 6}
+    )
     run_training(config)
     lines = [json.loads(line) for line in (tmp_path / "runs" / "tiny" / "alarms.jsonl").read_text().splitlines()]
     assert [line["code"] for line in lines] == ["alarm-nothing-to-learn"]
@@ -189,7 +221,11 @@ COMMAND = [sys.executable, "-m", "surefoot.cli", "train"]
 
 def start(config_path: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [*COMMAND, str(config_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [*COMMAND, str(config_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -225,7 +261,12 @@ def test_the_command_line_gives_one_message_and_the_right_exit_code(tmp_path, ti
     path = write_config(tmp_path, tiny_config(tmp_path, tiny_folder))
 
     def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-m", "surefoot.cli", *arguments], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+        done = subprocess.run(
+            [sys.executable, "-m", "surefoot.cli", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
         return done.returncode, done.stdout + done.stderr
 
     code, text = run("train", str(path), "train.stesp=3")

@@ -67,4 +67,7 @@ def metrics_of(config: RunConfig) -> list[dict[str, Any]]:
 
 def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics that must repeat: all but seconds and what is made of them."""
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "reward/seconds", "memory/"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "seconds/", "reward/seconds"))}
+        for row in rows
+    ]

@@ -210,7 +210,9 @@ def denominators_of(samples: Sequence[Sample]) -> Denominators:
 
 def phase_metrics(role: str, reports: Sequence[UpdateReport]) -> dict[str, Metric]:
     """Seconds of forward, backward and optimizer, for the record."""
-    parts = [{f"time/{role}_{name}": Metric(value, kind="sum") for name, value in r.seconds.items()} for r in reports]
+    parts = [
+        {f"seconds/{role}_{name}": Metric(value, kind="sum") for name, value in r.seconds.items()} for r in reports
+    ]
     return merge_metrics(parts)
 
 

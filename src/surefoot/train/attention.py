@@ -1,7 +1,7 @@
 """Attention over packed segments, through transformers' attention interface: no token sees another segment.
 
-On CUDA, torch's variable-length kernel; on the CPU, batches of segments of like length through
-`scaled_dot_product_attention`, where only these small batches hold padding and the model's other layers hold none.
+On CUDA in half precision, torch's variable-length kernel; on the CPU and in float32, batches of segments of like
+length through `scaled_dot_product_attention`, where only these small batches hold padding and no other layer does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..errors import UserError
 from .packing import Pack
 
 NAME = "surefoot_packed"
-MASK_ELEMENTS = 1 << 22  # bounds the largest mask (and score matrix) of a CPU batch
+MASK_ELEMENTS = 1 << 22  # bounds the largest mask (and score matrix) of a batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CpuBatch:
+class PaddedBatch:
     """Segments of like length, as gathers out of the flat columns (index 0 fills up, and is masked)."""
 
     queries: Tensor  # [S, Q] into [T]
@@ -41,24 +41,27 @@ class Layout:
     cu_keys: Tensor
     max_queries: int
     max_keys: int
-    cpu: tuple[CpuBatch, ...]
+    padded: tuple[PaddedBatch, ...]
 
 
-def build_layout(pack: Pack, device: torch.device) -> Layout:
-    """Prepare a packed batch's attention for a device."""
+def build_layout(pack: Pack, device: torch.device, dtype: torch.dtype) -> Layout:
+    """Prepare a packed batch's attention for a device and the precision of its queries and keys."""
     query_lengths = (pack.cu_queries[1:] - pack.cu_queries[:-1]).tolist()
     key_lengths = (pack.cu_keys[1:] - pack.cu_keys[:-1]).tolist()
+    varlen = device.type == "cuda" and dtype != torch.float32  # the kernel takes half precision only
     return Layout(
         key_index=None if pack.key_index is None else torch.from_numpy(pack.key_index).to(device).long(),
         cu_queries=torch.from_numpy(pack.cu_queries).to(device),
         cu_keys=torch.from_numpy(pack.cu_keys).to(device),
         max_queries=max(query_lengths),
         max_keys=max(key_lengths),
-        cpu=tuple(_cpu_batches(pack, query_lengths, key_lengths)) if device.type == "cpu" else (),
+        padded=() if varlen else tuple(_padded_batches(pack, query_lengths, key_lengths, device)),
     )
 
 
-def _cpu_batches(pack: Pack, query_lengths: list[int], key_lengths: list[int]) -> list[CpuBatch]:
+def _padded_batches(
+    pack: Pack, query_lengths: list[int], key_lengths: list[int], device: torch.device
+) -> list[PaddedBatch]:
     """Batch segments of like length, so that little is padded and no mask is large."""
     order = sorted(range(len(query_lengths)), key=lambda s: (key_lengths[s], query_lengths[s], s))
     batches: list[list[int]] = []
@@ -75,10 +78,12 @@ def _cpu_batches(pack: Pack, query_lengths: list[int], key_lengths: list[int]) -
                 last.append(s)
                 continue
         batches.append([s])
-    return [_cpu_batch(pack, batch, query_lengths, key_lengths) for batch in batches]
+    return [_padded_batch(pack, batch, query_lengths, key_lengths, device) for batch in batches]
 
 
-def _cpu_batch(pack: Pack, segments: list[int], query_lengths: list[int], key_lengths: list[int]) -> CpuBatch:
+def _padded_batch(
+    pack: Pack, segments: list[int], query_lengths: list[int], key_lengths: list[int], device: torch.device
+) -> PaddedBatch:
     width, depth = max(query_lengths[s] for s in segments), max(key_lengths[s] for s in segments)
     queries = torch.zeros(len(segments), width, dtype=torch.long)
     keys = torch.zeros(len(segments), depth, dtype=torch.long)
@@ -94,7 +99,7 @@ def _cpu_batch(pack: Pack, segments: list[int], query_lengths: list[int], key_le
         mask[i, 0, :q, :k] = torch.ones(q, k, dtype=torch.bool).tril(k - q)
         scatter.append(where)
         source.append(torch.arange(q) + i * width)
-    return CpuBatch(queries, keys, mask, torch.cat(scatter), torch.cat(source))
+    return PaddedBatch(*(x.to(device) for x in (queries, keys, mask, torch.cat(scatter), torch.cat(source))))
 
 
 def packed_attention(
@@ -113,14 +118,14 @@ def packed_attention(
     assert packed is not None, "the packed attention is called with packed=Layout only"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    if packed.cpu:
-        out = _attend_cpu(q, k, v, packed, scale, sliding_window)
+    if packed.padded:
+        out = _attend_padded(q, k, v, packed, scale, sliding_window)
     else:
-        out = _attend_cuda(q, k, v, packed, scale, sliding_window)
+        out = _attend_varlen(q, k, v, packed, scale, sliding_window)
     return out.unsqueeze(0), None
 
 
-def _attend_cuda(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, window: int | None) -> Tensor:
+def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     if packed.key_index is not None:
@@ -140,12 +145,12 @@ def _attend_cuda(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, 
     return out
 
 
-def _attend_cpu(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, window: int | None) -> Tensor:
+def _attend_padded(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, window: int | None) -> Tensor:
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     fold = heads // kv_heads
     out = q.new_empty(tokens, heads, dim)
-    for batch in packed.cpu:
+    for batch in packed.padded:
         rows, width = batch.queries.shape
         # The query heads of one key head become rows of one product: keys are read once, never repeated.
         qs = (
@@ -165,7 +170,7 @@ def _attend_cpu(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scale: float, w
 
 def _windowed(mask: Tensor, window: int) -> Tensor:
     """Hide keys more than `window - 1` places before the query. The last true key of a query is the query itself."""
-    keys = torch.arange(mask.shape[-1])
+    keys = torch.arange(mask.shape[-1], device=mask.device)
     own = mask.long().cumsum(-1).argmax(-1, keepdim=True)
     return mask & (keys > own - window)
 

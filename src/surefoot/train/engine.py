@@ -69,6 +69,7 @@ class TrainEngine:
         self._is_critic = isinstance(model, Critic)
         self._body = cast(Any, model).body if self._is_critic else body_of(model)
         self._device = next(model.parameters()).device
+        self._dtype = next(self._body.parameters()).dtype
         self.optimizer = None if peak_rate is None else MasterAdamW(model.named_parameters(), config.optimizer)
         if compile_blocks:
             for layer in cast(Any, self._body).layers:
@@ -149,7 +150,7 @@ class TrainEngine:
             input_ids=_to(packed.token_ids, place)[None],
             position_ids=_to(packed.position_ids, place)[None],
             use_cache=False,
-            packed=attention.build_layout(packed, place),
+            packed=attention.build_layout(packed, place, self._dtype),
         ).last_hidden_state[0]
         hidden = hidden.index_select(0, _to(packed.predict, place))
         if self._is_critic:
