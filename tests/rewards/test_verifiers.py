@@ -7,7 +7,10 @@ from decimal import Decimal
 import pytest
 import reasoning_gym
 
+from surefoot.config.data import ReasoningGymSource
 from surefoot.config.rewards import ExactReward, LengthReward, MathReward, ReasoningGymReward, RegexReward
+from surefoot.data.rows import parse_rows
+from surefoot.data.source import read_rows
 from surefoot.rewards.api import evaluate
 from surefoot.rewards.reasoning_gym import _last_integer
 from surefoot.rewards.table import build
@@ -129,8 +132,10 @@ def test_an_answer_that_cannot_be_read_is_an_error_and_never_a_hit(answer, respo
 
 
 def entry_of(task, **params):
-    entry = reasoning_gym.create_dataset(task, seed=1, size=1, **params)[0]
-    return entry, {"reasoning_gym": entry, "reasoning_gym_params": params}
+    """The entry of a task and a row's `extra`, as the data source makes them."""
+    source = ReasoningGymSource(type="reasoning_gym", task=task, seed=1, size=1, params=params)
+    (row,) = parse_rows(read_rows(source, "data.sources.0"), source, task, "data.sources.0")
+    return row.extra["reasoning_gym"], row.extra
 
 
 @pytest.mark.parametrize(
