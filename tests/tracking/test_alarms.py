@@ -41,6 +41,15 @@ def test_equal_rewards_without_truncation_point_at_data_and_reward():
     assert "max_response_length" not in alarm.message
 
 
+def test_rewards_that_judge_nothing_are_named():
+    row = {"rollout/count": 8, "rollout/truncated": 0.0, "reward/unscored": 8}
+    bell = AlarmBell(CONFIG)
+    alarms = [alarm for step in range(1, 8) for alarm in bell.ring(step, row)]
+    assert [(alarm.code, alarm.step) for alarm in alarms] == [("alarm-nothing-to-learn", 3)]
+    assert "judged" in alarms[0].message
+    assert rung([{**row, "reward/unscored": 7}] * 9) == []
+
+
 def test_one_group_that_differs_is_enough_to_learn_from():
     assert rung([{"rollout/truncated": 0.9, "reward/zero_variance_groups": 0.98}] * 20) == []
 

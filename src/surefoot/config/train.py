@@ -71,5 +71,7 @@ class EvalConfig(Section):
     """Responses per prompt."""
     pass_at: list[Positive] = Field(default_factory=lambda: [1])
     """Report pass@k (unbiased, arXiv:2107.03374) for these k. A response passes when its score reaches `pass_score`."""
+    hold_out: bool = True
+    """Leave prompts that the evaluation has out of training; their number is said."""
     pass_score: float = 1.0
     """The score from which a response counts as right."""

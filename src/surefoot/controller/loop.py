@@ -253,7 +253,7 @@ async def record(
         alarm = run.folder.write_rollouts(number, rollouts, [s.advantages for s in samples], trainer_logprobs)
         if alarm:
             trackers.alarm(alarm)
-    row = flatten(metrics)
+    row = flatten(metrics | run.collector.rewards.metrics())
     evaluation: dict[str, float] = {}
     if config.eval is not None and (
         number == config.train.steps or (config.eval.every and number % config.eval.every == 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..algorithms.resolve import fill, resolve
 from ..algorithms.table import Algorithm
 from ..config import RunConfig
+from ..data.holdout import hold_out
 from ..data.load import PromptSet, load_prompts
 from ..data.pretrained import load_tokenizer, resolve_model, stop_token_ids
 from ..data.sampler import PromptSampler
@@ -62,10 +63,12 @@ def preflight(config: RunConfig) -> Preflight:
     need_answer = answers_required(config.rewards)
     limit, truncation = config.data.max_prompt_length, config.data.truncation
     prompts = load_prompts(config.data.sources, template, limit, truncation, need_answer)
-    sampler = PromptSampler.over(prompts, config.train.prompts_per_step, config.seed, config.data.shuffle)
     eval_prompts = None
     if config.eval is not None:
         eval_prompts = load_prompts(config.eval.sources, template, limit, truncation, need_answer, "eval.sources")
+        if config.eval.hold_out:
+            prompts = hold_out(prompts, eval_prompts)
+    sampler = PromptSampler.over(prompts, config.train.prompts_per_step, config.seed, config.data.shuffle)
     return Preflight(
         config, algorithm, model_path, tokenizer, template, stop_ids, program, prompts, sampler, eval_prompts
     )

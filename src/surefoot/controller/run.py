@@ -9,13 +9,14 @@ from typing import Any
 
 from ..checkpoint.resume import Resume, find_resume
 from ..config import RunConfig, to_yaml
+from ..data.findings import findings
 from ..errors import UserError
 from ..rewards.runner import RewardRunner
 from ..tracking.hub import Trackers
 from ..tracking.run_folder import RunFolder
 from . import loop
 from .evaluate import evaluate
-from .parts import Engines, Progress, load_engines, make_collector
+from .parts import Engines, Progress, load_engines, make_collector, pick_device
 from .preflight import Preflight, available_cores, preflight
 from .resume import Saver, restore
 from .signals import Interrupted, StopSignal
@@ -37,7 +38,7 @@ def run_training(config: RunConfig) -> dict[str, Any]:
         stack.callback(folder.close)
         resume = find_resume(folder.checkpoints, config.checkpoint.resume, folder.used)
         trackers = Trackers(config.tracking, config.alarms, folder)
-        rewards = stack.enter_context(RewardRunner(config.rewards))
+        rewards = stack.enter_context(RewardRunner(config.rewards, pick_device(config).type))
         engines = load_engines(ready)
         return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, resume))
 
@@ -58,7 +59,7 @@ async def _train(
     resumed = progress.step if resume.path is not None else None
     changes = folder.write_config(to_yaml(config))
     trackers.start(config.name, config.train.steps, config.model_dump(mode="json"), facts(ready, engines), resumed)
-    lines = [*ready.prompts.notes(), *resume.ignored]
+    lines = [*findings(ready.prompts, ready.eval_prompts, ready.template), *resume.ignored]
     if resume.path is not None:
         lines.append(f"going on after step {progress.step}, from {resume.path}")
         lines += [f"changed since then: {change}" for change in changes]
@@ -96,7 +97,7 @@ def run_evaluation(config: RunConfig, model: str | None) -> dict[str, float]:
     with ExitStack() as stack:
         stack.enter_context(StopSignal())
         ready = preflight(config)
-        rewards = stack.enter_context(RewardRunner(config.rewards))
+        rewards = stack.enter_context(RewardRunner(config.rewards, pick_device(config).type))
         engines = load_engines(ready)
 
         async def work() -> dict[str, float]:

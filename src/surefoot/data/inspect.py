@@ -10,6 +10,7 @@ import numpy as np
 from ..config.run import RunConfig
 from ..records import Ints
 from .findings import duplicates, findings
+from .holdout import hold_out
 from .load import PromptSet, load_prompts
 from .pretrained import load_tokenizer, resolve_model, stop_token_ids
 from .template import Template, make_template
@@ -38,6 +39,8 @@ def report(config: RunConfig, rows: int = 2) -> RenderableType:
     template = make_template(tokenizer, config.data.template_kwargs, stop_token_ids(path, tokenizer))
     train = load_prompts(config.data.sources, template, _NO_LIMIT)
     evaluation = load_prompts(config.eval.sources, template, _NO_LIMIT, key="eval.sources") if config.eval else None
+    if config.eval is not None and evaluation is not None and config.eval.hold_out:
+        train = hold_out(train, evaluation)
     sets = {"train": train} | ({"eval": evaluation} if evaluation else {})
     limit = config.data.max_prompt_length
     return Group(

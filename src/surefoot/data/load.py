@@ -32,6 +32,7 @@ class SourcePrompts:
     cut: int
     repaired: int
     unanswered: int
+    held_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,7 @@ class PromptSet:
         kinds = (
             ("dropped", "prompts were over the length limit and were dropped"),
             ("cut", "prompts were over the length limit and were cut"),
+            ("held_out", "prompts are in the evaluation too and were left out of training"),
             ("repaired", "prompts held half of a character, which was replaced by U+FFFD"),
         )
         return [

@@ -47,6 +47,12 @@ def nothing_to_learn(rows: Rows, config: AlarmsConfig) -> str | None:
             "hardly any can earn its reward. Raise rollout.sampling.max_response_length, or ask for shorter answers "
             "(data.sources.*.system_prompt)."
         )
+    unjudged = [r.get("reward/unscored") == r["rollout/count"] for r in rows[-config.window :] if "rollout/count" in r]
+    if len(unjudged) == config.window and all(unjudged):
+        return (
+            f"for {config.window} steps not one response was judged: every reward failed or abstained, so no weight "
+            "moves. The errors stand in the rollout files; look at rewards.functions."
+        )
     # A critic is a baseline of its own: it can learn from the difference between groups.
     name = "reward/std" if any("critic/loss" in row for row in rows) else "reward/zero_variance_groups"
     spread = _last(rows, name, config.window)
