@@ -68,7 +68,7 @@ CODES: dict[str, str] = {
     "data-changed": "A checkpoint remembers its place in the data. With other rows, weights, seed or order that place is another one, and rows would be skipped or repeated in silence, so the run does not go on.",
     "no-such-code": "`surefoot explain` knows the codes that stand in brackets at the end of errors and in front of alarms.",
     "no-gpu": "The configuration asks for a GPU and PyTorch sees none: no device, no driver, or a PyTorch built for the CPU only. `nvidia-smi` shows the first two, `python -c 'import torch; print(torch.version.cuda)'` the third.",
-    "rollout-program": "The function in `rollout.program` raised on every prompt of a step, so there is nothing to train on. A program that raises on some prompts costs only those; they are counted as `rollout/failed_prompts`.",
+    "rollout-program-failed": "The function in `rollout.program` raised on every prompt of a step, so there is nothing to train on. A program that raises on some prompts costs only those; they are counted as `rollout/failed_prompts`.",
     "alarm-stop": "An alarm that `alarms.stop_on` lists went off. The state of the last step is saved: look at metrics.jsonl and the step's rollouts, mend the cause, and start the same command again, or take the alarm out of `alarms.stop_on`.",
     "rollout-request-id": "Two open requests carry the same id, so their completions could not be told apart. A rollout program that goes through `RolloutBuilder` cannot make this mistake.",
     "rollout-empty-prompt": "A request has no prompt tokens, so there is nothing to continue. An empty row of the data is refused earlier; this one came from a rollout program.",
