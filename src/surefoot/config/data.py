@@ -64,7 +64,7 @@ class ReasoningGymSource(SourceBase):
     size: Positive = 1000
     """How many problems to make."""
     seed: NonNegative = 0
-    """Which problems: two sources with different seeds share almost none."""
+    """Which problems are drawn. Another seed draws others, but a task with few different ones repeats them."""
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the task's configuration."""
 

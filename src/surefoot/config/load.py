@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import UserError, nearest
 from .run import RunConfig
+from .verl import verl_hint, verl_hint_by_word, verl_leaves
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -83,11 +84,13 @@ def _without_plus(override: str) -> str:
 
 
 def _describe(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the error's code and one line for it."""
+    """Return the error's code and a line for it."""
     unknown = detail["type"] == "extra_forbidden"
     key = _dotted(detail["loc"], unknown)
     if unknown:
-        return "config-unknown-key", f"{key}: no such key. {_did_you_mean(key)}"
+        # A whole section of verl's is told key by key: a script that was brought along has dozens.
+        keys = list(verl_leaves(key, detail["input"])) or [key]
+        return "config-unknown-key", "\n".join(f"{one}: no such key. {_did_you_mean(one)}" for one in keys)
     if detail["type"] == "missing":
         return "config-bad-value", f"{key}: this key is required and has no value"
     message = detail["msg"][0].lower() + detail["msg"][1:]
@@ -108,6 +111,8 @@ def _dotted(location: tuple[int | str, ...], last_is_unknown: bool) -> str:
 def _did_you_mean(key: str) -> str:
     """Point at the nearest key: a typing mistake in its own section first, then the same name elsewhere."""
     plain = ".".join(part for part in key.split(".") if not part.isdigit())
+    if hint := verl_hint(plain):
+        return hint
     section, _, name = plain.rpartition(".")
     known = [dotted for dotted, _, _ in all_keys()]
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
@@ -115,49 +120,13 @@ def _did_you_mean(key: str) -> str:
         return f"Did you mean `{section + '.' if section else ''}{near}`?"
     if elsewhere := next((k for k in known if k.rpartition(".")[2] == name), None):
         return f"That key lives at `{elsewhere}`."
-    if here := VERL_KEYS.get(name):
-        return f"What verl calls `{name}` is `{here}` here."
+    if hint := verl_hint_by_word(name):
+        return hint
     if near := nearest(name, siblings):
         return f"Did you mean `{section + '.' if section else ''}{near}`?"
     if near := nearest(plain, known):
         return f"Did you mean `{near}`?"
     return f"Keys of this section: {', '.join(siblings)}." if siblings else "There is no such section."
 
-
-# Names that people bring from verl's scripts, by the last part of the key.
-VERL_KEYS = {
-    "train_batch_size": "train.prompts_per_step",
-    "ppo_mini_batch_size": "train.updates_per_step (prompts_per_step / ppo_mini_batch_size)",
-    "ppo_micro_batch_size_per_gpu": "train.max_tokens_per_microbatch",
-    "ppo_max_token_len_per_gpu": "train.max_tokens_per_microbatch",
-    "ppo_epochs": "train.passes_per_step",
-    "n": "train.samples_per_prompt",
-    "lr": "train.optimizer.learning_rate",
-    "train_files": "data.sources",
-    "val_files": "eval.sources",
-    "filter_overlong_prompts": "data.truncation: drop",
-    "adv_estimator": "algorithm.name",
-    "use_kl_loss": "algorithm.kl.where: loss",
-    "use_kl_in_reward": "algorithm.kl.where: reward",
-    "kl_loss_coef": "algorithm.kl.coef",
-    "kl_loss_type": "algorithm.kl.estimator",
-    "entropy_coeff": "algorithm.entropy_coef",
-    "loss_agg_mode": "algorithm.aggregation",
-    "clip_ratio_low": "algorithm.clip_low",
-    "clip_ratio_high": "algorithm.clip_high",
-    "clip_ratio_c": "algorithm.dual_clip",
-    "total_training_steps": "train.steps",
-    "experiment_name": "name",
-    "project_name": "tracking.project",
-    "logger": "tracking.trackers",
-    "test_freq": "eval.every",
-    "save_freq": "checkpoint.every",
-    "val_before_train": "eval.before_training",
-    "default_local_dir": "output_dir",
-    "resume_mode": "checkpoint.resume",
-    "enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "grad_clip": "train.optimizer.max_grad_norm",
-    "cliprange_value": "critic.value_clip",
-}
 
 _FIELD_NAMES = {name for _, _, name in all_keys()}

@@ -57,7 +57,7 @@ class CheckpointConfig(Section):
     keep_last: Positive = 2
     """How many to keep. An old one goes only after the new one is whole; one that holds a file `KEEP` never does."""
     resume: str = "auto"
-    """`auto` goes on from the run newest whole one, `never` refuses a used folder, a path takes that checkpoint."""
+    """`auto` goes on from the run's newest whole one, `never` refuses a used folder, a path takes that checkpoint."""
 
 
 class EvalConfig(Section):
