@@ -22,6 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from surefoot.config.rollout import SamplingConfig
+from surefoot.data.pretrained import resolve_model
+from surefoot.rollout.api import Completion, Request
+from surefoot.rollout.embedded import EmbeddedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,8 @@ def make_work(rows: int, prompt_length: int, new: int, vocabulary: int) -> list[
     ]
 
 
-def run_generate(model, work: Work) -> None:
+def run_generate(model: PreTrainedModel, work: Work) -> None:
     """Static batches through `generate`."""
-    import torch
-
     for start in range(0, len(work.prompts), work.rows):
         ids = torch.tensor(np.stack(work.prompts[start : start + work.rows]), device=model.device).long()
         longest = max(work.lengths[start : start + work.rows])
@@ -65,30 +70,21 @@ def run_generate(model, work: Work) -> None:
         )  # fmt: skip
 
 
-def run_engine(model, tokenizer, work: Work) -> None:
+def run_engine(engine: EmbeddedEngine, work: Work) -> None:
     """All rows through the embedded engine."""
-    from surefoot.config.rollout import SamplingConfig
-    from surefoot.rollout.api import Request
-    from surefoot.rollout.embedded import EmbeddedEngine
 
-    engine = EmbeddedEngine(model, tokenizer, [], work.rows, model.device)
-
-    async def sample_all() -> None:
+    async def sample_all() -> list[Completion]:
         requests = [
             Request(str(i), prompt, SamplingConfig(max_response_length=length), seed=i)
             for i, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
         ]
-        completions = await asyncio.gather(*map(engine.generate, requests))
-        assert [len(c.token_ids) for c in completions] == work.lengths
-        await engine.close()
+        return await asyncio.gather(*map(engine.generate, requests))
 
-    asyncio.run(sample_all())
+    assert [len(c.token_ids) for c in asyncio.run(sample_all())] == work.lengths
 
 
 def best_of(repeats: int, run: Callable[[], None], device: str) -> tuple[float, float]:
     """Least wall and CPU seconds of several runs, after one that does not count."""
-    import torch
-
     walls, cpus = [], []
     for _ in range(repeats + 1):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -116,28 +112,25 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["distinct", "groups", "long tail"])
     options = parser.parse_args()
 
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from surefoot.data.pretrained import resolve_model
-
     torch.set_num_threads(options.threads)
     path = resolve_model(options.model)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, options.dtype)).to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     print(
-        f"{options.model}, {options.dtype}, {options.device}, {options.threads} threads, prompts of {options.prompt} tokens"
+        f"{options.model}, {options.dtype}, {options.device}, {options.threads} threads, "
+        f"prompts of {options.prompt} tokens"
     )
-    print(
-        f"{'rows':>4}  {'work':<10} {'tokens':>6} | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/s | {'generate':>9} {'engine':>9} {'ratio':>6} tokens/CPU s"
-    )
+    head = f"{'generate':>9} {'engine':>9} {'ratio':>6}"
+    print(f"{'rows':>4}  {'work':<10} {'tokens':>6} | {head} tokens/s | {head} tokens/CPU s")
     for rows in options.rows:
+        # No end-of-sequence ids: lengths are as the work says.
+        engine = EmbeddedEngine(model, tokenizer, [], rows, model.device)
         for work in make_work(rows, options.prompt, options.new, model.config.get_text_config().vocab_size):
             if work.name not in options.only:
                 continue
             tokens = sum(work.lengths)
             theirs = best_of(options.repeats, lambda work=work: run_generate(model, work), options.device)
-            ours = best_of(options.repeats, lambda work=work: run_engine(model, tokenizer, work), options.device)
+            ours = best_of(options.repeats, lambda work=work, engine=engine: run_engine(engine, work), options.device)
             columns = [f"{tokens / a:9.0f} {tokens / b:9.0f} {a / b:6.2f}" for a, b in zip(theirs, ours, strict=True)]
             print(f"{rows:>4}  {work.name:<10} {tokens:>6} | {columns[0]} {'':8} | {columns[1]}", flush=True)
 

@@ -8,29 +8,19 @@ run once for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..errors import UserError
 from .cache import Caches
 from .decode_attention import DecodeAttention
+from .prefill_attention import prefill_batches
 from .scheduler import Plan, Prefill
 
 NAME = "surefoot_rollout"
-_PADDING = 1.25  # prompts share a batch of the attention while it holds at most this multiple of their tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A prompt of the packed row: `length` tokens from `start`."""
-
-    start: int
-    length: int
 
 
 class StepAttention:
@@ -47,12 +37,7 @@ class StepAttention:
         self._decode = DecodeAttention(plan.decode, caches, device) if plan.decode else None
         self._num_decode = len(plan.decode)
         prompts = [*plan.prefills, *plan.prefixes]
-        segments: list[Segment] = []
-        start = self._num_decode
-        for prompt in prompts:
-            segments.append(Segment(start, len(prompt.tokens)))
-            start += len(prompt.tokens)
-        self._batches = _batches(segments)
+        self._prompts = prefill_batches([len(prompt.tokens) for prompt in prompts], self._num_decode, device)
         inner = [torch.arange(len(prompt.tokens), device=device) for prompt in prompts]
         self.positions = torch.cat([*([self._decode.positions] if self._decode else []), *inner])  # [T]
         fed = [self._decode.where] if self._decode else []
@@ -76,12 +61,15 @@ class StepAttention:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of the layer that was stored last: query `[1, heads, T, D]` -> `[1, T, heads, value dim]`."""
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
-        parts = [self._decode.attend(self._layer, q[: self._num_decode], scale, window)] if self._decode else []
-        if not self._batches:
-            return parts[0][None]
-        out = torch.cat([*parts, q.new_empty(len(q) - self._num_decode, q.shape[1], v.shape[2])])
-        for batch in self._batches:
-            _prefill(batch, q, k, v, out, scale, window)
+        fed = self._decode.attend(self._layer, q[: self._num_decode], scale, window) if self._decode else None
+        if not self._prompts:
+            assert fed is not None
+            return fed[None]
+        out = q.new_empty(len(q), q.shape[1], v.shape[2])
+        if fed is not None:
+            out[: self._num_decode] = fed
+        for batch in self._prompts:
+            batch.attend(q, k, v, out, scale, window)
         return out[None]
 
 
@@ -89,37 +77,6 @@ def _where(prompts: Sequence[Prefill], tokens: int, device: torch.device) -> lis
     """Where a cache with so many tokens a slot keeps each prompt."""
     where = [torch.arange(len(p.tokens), device=device) + p.slot * tokens for p in prompts]
     return where or [torch.empty(0, dtype=torch.long, device=device)]
-
-
-def _batches(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Group prompts of like length, so that a batch holds little padding."""
-    batches: list[list[Segment]] = []
-    for segment in sorted(segments, key=lambda s: (s.length, s.start)):
-        if batches:
-            tokens = sum(s.length for s in batches[-1]) + segment.length
-            if (len(batches[-1]) + 1) * segment.length <= _PADDING * tokens:
-                batches[-1].append(segment)
-                continue
-        batches.append([segment])
-    return batches
-
-
-def _prefill(batch: list[Segment], q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float, window: int | None) -> None:
-    """Causal attention of a batch of prompts within themselves, into `out`. Padding stands at the end, where no one looks."""
-    device, width = q.device, batch[-1].length
-    position = torch.arange(width, device=device)
-    index = torch.tensor([s.start for s in batch], device=device)[:, None] + position
-    real = position < torch.tensor([s.length for s in batch], device=device)[:, None]
-    index.clamp_(max=len(q) - 1)
-    qs, ks, vs = (x[index].transpose(1, 2) for x in (q, k, v))  # [prompts, heads, width, D]
-    mask = None
-    if window is not None and window < width:
-        age = position[:, None] - position
-        mask = torch.zeros(width, width, dtype=q.dtype, device=device).masked_fill_((age < 0) | (age >= window), float("-inf"))
-    part = F.scaled_dot_product_attention(
-        qs, ks, vs, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=qs.shape[1] != ks.shape[1]
-    )
-    out[index[real]] = part.transpose(1, 2)[real]
 
 
 def rollout_attention(
@@ -137,7 +94,9 @@ def rollout_attention(
     """transformers' attention interface: query `[1, heads, T, D]` -> `[1, T, heads, value dim]`."""
     assert surefoot_step is not None, "the rollout's attention is called with surefoot_step=StepAttention only"
     if softcap is not None:
-        raise UserError("model-unsupported", "the model caps its attention scores, which is not computed here", key="model.path")
+        raise UserError(
+            "model-unsupported", "the model caps its attention scores, which is not computed here", key="model.path"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return surefoot_step.attend(query, key, value, scale, sliding_window), None
 

@@ -41,7 +41,7 @@ class RolloutBuilder:
         return self._context.sampling.max_response_length - (len(self.token_ids) - len(self._prompt.token_ids))
 
     async def sample(self, engine: InferenceEngine) -> Completion:
-        """Let the policy take a turn and append it. With no tokens left the turn is empty and its reason is `length`."""
+        """Let the policy take a turn, and append it. With no tokens left the turn is empty, its reason `length`."""
         nothing = np.empty(0, np.int32)
         completion = Completion(nothing, np.empty(0, np.float32), nothing, "length")
         if self.num_left > 0:
@@ -75,12 +75,17 @@ class RolloutBuilder:
             token_ids=self.token_ids,
             loss_mask=np.concatenate([np.full(len(ids), turn is not None) for ids, turn in self._segments]),
             logprobs=self._column([turn.logprobs if turn else None for _, turn in self._segments], np.float32),
-            policy_version=self._column([turn.policy_version if turn else None for _, turn in self._segments], np.int32),
+            policy_version=self._column(
+                [turn.policy_version if turn else None for _, turn in self._segments], np.int32
+            ),
             finish_reason=finish_reason or self._turns[-1].finish_reason,
             response="\n".join(decode(tokenizer, turn.token_ids.tolist(), skip_special=True) for turn in self._turns),
         )
 
     def _column(self, parts: list[Floats | Ints | None], dtype: type) -> np.ndarray:
         return np.concatenate(
-            [np.zeros(len(ids), dtype) if part is None else part for (ids, _), part in zip(self._segments, parts, strict=True)]
+            [
+                np.zeros(len(ids), dtype) if part is None else part
+                for (ids, _), part in zip(self._segments, parts, strict=True)
+            ]
         )

@@ -64,10 +64,10 @@ class KvCache:
             self.slots = max(slots, 2 * old_slots)
         if tokens > self.tokens:
             self.tokens = -(-max(tokens, 2 * old_tokens) // _ROUND) * _ROUND
-        for layer, pair in self._layers.items():
-            grown = tuple(self._allocate(old) for old in pair)
-            for new, old in zip(grown, pair, strict=True):
-                new[:old_slots, :old_tokens] = old
+        for layer, (keys, values) in self._layers.items():
+            grown = self._allocate(keys), self._allocate(values)
+            grown[0][:old_slots, :old_tokens] = keys
+            grown[1][:old_slots, :old_tokens] = values
             self._layers[layer] = grown
 
     def write(self, layer: int, where: Tensor, key: Tensor, value: Tensor) -> None:

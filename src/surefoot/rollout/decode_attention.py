@@ -34,7 +34,9 @@ class DecodeAttention:
         folded = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])
         if window not in self._masks:
             first_own = self.positions - (self._own - 1)
-            self._masks[window] = _mask(self._own, self._longest, self.positions, first_own, window, q.dtype)[:, None, None]
+            self._masks[window] = _mask(self._own, self._longest, self.positions, first_own, window, q.dtype)[
+                :, None, None
+            ]
         out, lse = attention(folded, keys, values, self._masks[window], scale)
         if self._prefixes is not None:
             keys, values = self._caches.prefixes.read(layer, self._prefixes.slots, self._prefixes.longest)
@@ -68,7 +70,15 @@ class _SharedPrefixes:
         self._masks: dict[int | None, Tensor] = {}
 
     def join(
-        self, q: Tensor, keys: Tensor, values: Tensor, own: Tensor, own_lse: Tensor, positions: Tensor, scale: float, window: int | None
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        own: Tensor,
+        own_lse: Tensor,
+        positions: Tensor,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         """Add the prefixes' part to the rows' own: `own [B, kv_heads, fold, D]`, `own_lse [B, kv_heads, fold]`."""
         slots, width = self._members.shape
@@ -93,7 +103,9 @@ class _SharedPrefixes:
         return torch.lerp(own, out, weight[..., None].to(own.dtype))
 
 
-def _mask(lengths: Tensor, longest: int, positions: Tensor, first: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+def _mask(
+    lengths: Tensor, longest: int, positions: Tensor, first: Tensor, window: int | None, dtype: torch.dtype
+) -> Tensor:
     """What each query may see of keys that start at position `first`: 0 or -inf, `[queries, longest]`."""
     index = torch.arange(longest, device=lengths.device)
     hidden = index >= lengths[:, None]
@@ -105,10 +117,12 @@ def _mask(lengths: Tensor, longest: int, positions: Tensor, first: Tensor, windo
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention with an additive mask, and the log-sum-exp of the scores: `[B, H, Q, D]` -> `[B, H, Q, D]`, `[B, H, Q]` float32."""
+    """Attention with an additive mask: `[B, H, Q, D]` -> the same, and the scores' log-sum-exp `[B, H, Q]` float32."""
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         # What scaled_dot_product_attention calls itself; it does not hand out the log-sum-exp.
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        )
     scores = (q @ k.transpose(-1, -2)).float() * scale + mask
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse

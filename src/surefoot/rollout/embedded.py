@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from .scheduler import Plan, Row, Scheduler
 from .stopping import StopRules
 
 _PREFILL_TOKENS = 2048  # a step's prompts; more at once fall out of the CPU's caches
+
+
+FinishReason = Literal["stop", "length", "aborted"]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,12 @@ class EmbeddedEngine:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int], max_concurrent_rows: int, device: torch.device
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Sequence[int],
+        max_concurrent_rows: int,
+        device: torch.device,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -138,7 +147,9 @@ class EmbeddedEngine:
 
     def _check(self, request: Request) -> None:
         if request.id in self._open:
-            raise RunError("rollout-request-id", f"the request id {request.id!r} is in use", hint="Give each request its own id.")
+            raise RunError(
+                "rollout-request-id", f"the request id {request.id!r} is in use", hint="Give each request its own id."
+            )
         if not len(request.token_ids):
             raise UserError("rollout-empty-prompt", f"request {request.id!r} has no prompt tokens")
         total = len(request.token_ids) + request.sampling.max_response_length
@@ -147,7 +158,8 @@ class EmbeddedEngine:
             raise UserError(
                 "rollout-too-long", f"request {request.id!r} may grow longer than the model's positions reach",
                 key="rollout.sampling.max_response_length",
-                got=f"{len(request.token_ids)} prompt tokens + {request.sampling.max_response_length}", want=f"at most {limit} together",
+                got=f"{len(request.token_ids)} prompt tokens + {request.sampling.max_response_length}",
+                want=f"at most {limit} together",
             )  # fmt: skip
 
     def _start(self) -> None:
@@ -177,7 +189,7 @@ class EmbeddedEngine:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         tokens, logprobs = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, plan)
-        finished: list[tuple[_Open, str]] = []
+        finished: list[tuple[_Open, FinishReason]] = []
         for row, token, logprob in zip(plan.decode, tokens, logprobs, strict=True):
             entry = self._open[row.id]
             if logprob != logprob:
@@ -213,7 +225,7 @@ class EmbeddedEngine:
         self._batch = None
         self._caches.free()
 
-    def _finish(self, entry: _Open, reason: str) -> None:
+    def _finish(self, entry: _Open, reason: FinishReason) -> None:
         del self._open[entry.request.id]
         if entry.answer.done():
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -73,14 +74,19 @@ class Forward:
     @contextmanager
     def _borrowed(self, implementation: str = attention.NAME) -> Iterator[None]:
         """Set the attention, evaluation mode and packed weights, and put everything back."""
-        before, self._config._attn_implementation = self._config._attn_implementation, implementation
-        training = [module for module in self._model.modules() if module.training]
-        for module in training:
-            module.training = False
+        before = self._config._attn_implementation
+        modules = list(self._model.modules())
+        training = [module for module in modules if module.training]
         with ExitStack() as stack:
+            if any(module._compiled_call_impl is not None for module in modules):
+                # Compiled for the trainer's shapes: every new number of rows would compile again.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             if self._packed is not None:
                 stack.enter_context(self._packed.installed())
             try:
+                self._config._attn_implementation = implementation
+                for module in training:
+                    module.training = False
                 yield
             finally:
                 self._config._attn_implementation = before
@@ -116,15 +122,26 @@ class Forward:
             row.generated.append(tokens[-1])
             ours = torch.cat([*ours, self.run(Plan([], [row], [], []), caches)]).float()
             with self._borrowed(self._config._attn_implementation):
-                theirs = self._causal_lm(input_ids=torch.tensor([tokens], device=self._device), use_cache=False).logits[0, -2:].float()
+                theirs = (
+                    self._causal_lm(input_ids=torch.tensor([tokens], device=self._device), use_cache=False)
+                    .logits[0, -2:]
+                    .float()
+                )
             error = ((ours - theirs).norm() / (theirs - theirs.mean(-1, keepdim=True)).norm()).item()
             if error < _TOLERANCE:
                 return
+            if not math.isfinite(theirs.norm().item()):
+                raise UserError(
+                    "model-load",
+                    "the model's logits are not finite: its weights hold NaN or infinity",
+                    key="model.path",
+                )
         except UserError:
             raise
         except Exception as failure:
             reason = f"{type(failure).__name__}: {failure}"
         raise UserError(
             "model-unsupported", "the embedded engine does not compute this architecture's attention", key="model.path",
-            got=f"{self._config.model_type}: {reason}", want="a dense decoder such as Llama, Qwen2, Qwen3, Mistral, Phi or SmolLM",
+            got=f"{self._config.model_type}: {reason}",
+            want="a dense decoder such as Llama, Qwen2, Qwen3, Mistral, Phi or SmolLM",
         )  # fmt: skip

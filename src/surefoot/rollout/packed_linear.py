@@ -59,7 +59,5 @@ def _packable(model: nn.Module) -> list[nn.Linear]:
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return []
     modules: Iterable[nn.Module] = model.modules()
-    return [
-        m for m in modules
-        if type(m) is nn.Linear and m.weight.device.type == "cpu" and m.weight.dtype == torch.bfloat16 and "forward" not in m.__dict__
-    ]  # fmt: skip
+    plain = [m for m in modules if type(m) is nn.Linear and "forward" not in m.__dict__]
+    return [m for m in plain if m.weight.device.type == "cpu" and m.weight.dtype == torch.bfloat16]

@@ -6,7 +6,7 @@ import functools
 import inspect
 
 from ..config.rollout import RolloutConfig
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..plugins import load_function
 from .api import RolloutProgram
 from .single_turn import single_turn
@@ -22,9 +22,21 @@ def load_program(config: RolloutConfig) -> RolloutProgram:
     Raises:
         UserError: There is no such program, or it is not an async function that takes these arguments.
     """
+    if ":" not in config.program and config.program not in PROGRAMS:
+        near = nearest(config.program, PROGRAMS)
+        raise UserError(
+            "rollout-program",
+            "there is no such program",
+            key="rollout.program",
+            got=config.program,
+            want=f"{', '.join(PROGRAMS)}, or your own as package.module:function or file.py:function",
+            hint=f"Did you mean {near}?" if near else None,
+        )
     program = PROGRAMS.get(config.program) or load_function(config.program, "rollout.program")
     if not inspect.iscoroutinefunction(program):
-        raise UserError("rollout-program", "a rollout program is an async function", key="rollout.program", got=config.program)
+        raise UserError(
+            "rollout-program", "a rollout program is an async function", key="rollout.program", got=config.program
+        )
     signature = inspect.signature(program)
     try:
         signature.bind(None, None, None, **config.program_params)

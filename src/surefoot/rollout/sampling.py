@@ -108,14 +108,14 @@ def _inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     block = _first_above(ends, target)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inner = blocks[torch.arange(rows, device=probs.device), block[:, 0]].double().cumsum(-1)
-    return (block * _BLOCK + _first_above(inner, target - before))[:, 0]
+    # The bound is for NaN, which compares with nothing: the caller sees it in the log-probability.
+    return (block * _BLOCK + _first_above(inner, target - before))[:, 0].clamp_(max=vocabulary - 1)
 
 
 def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
     """Index `[B, 1]` of the first entry above target; rounding at the end falls back to the last that rose."""
     index = torch.searchsorted(cumulated, target, right=True)
     last = torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())
-    # The bound is for NaN, which compares with nothing: the caller sees it in the log-probability.
     return torch.minimum(index, last).clamp_(max=cumulated.shape[1] - 1)
 
 

@@ -19,7 +19,9 @@ class StopRules:
     stays in the response.
     """
 
-    def __init__(self, sampling: SamplingConfig, eos_token_ids: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, sampling: SamplingConfig, eos_token_ids: Iterable[int], tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         self._ids = frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids)
         self._limit = sampling.max_response_length
         self._stop = tuple(s for s in sampling.stop if s)

@@ -1,0 +1,58 @@
+"""The engines against the contract."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from surefoot.rollout.embedded import EmbeddedEngine
+from tests.rollout import contract
+from tests.rollout.contract import Subject
+from tests.rollout.fake_engine import ScriptedEngine
+from tests.tiny import tiny_model, tiny_tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Subject:
+    model = tiny_model(scale=5)
+    return Subject(lambda eos, rows: EmbeddedEngine(model, tiny_tokenizer(), eos, rows, CPU), tiny_tokenizer(), model)
+
+
+@pytest.fixture
+def scripted() -> Subject:
+    def echo(request):
+        """The prompt, over and over, shifted by the seed: an answer that names its request."""
+        shift = request.seed % 7
+        return [3 + (int(t) + shift) % 90 for t in request.token_ids] + list(range(10, 10 + shift))
+
+    def make(eos, rows):
+        return ScriptedEngine(echo, eos, delay=lambda request: request.seed * 7919 % 13, pace=1e-4)
+
+    return Subject(make, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("check", contract.SCHEDULING + contract.NUMBERS, ids=lambda check: check.__name__)
+def test_embedded_engine(check, embedded):
+    asyncio.run(asyncio.wait_for(check(embedded), 60))
+
+
+@pytest.mark.parametrize("check", contract.SCHEDULING, ids=lambda check: check.__name__)
+def test_scripted_engine(check, scripted):
+    asyncio.run(asyncio.wait_for(check(scripted), 60))
+
+
+@pytest.mark.slow
+def test_greedy_equals_generate_on_a_real_model():
+    from surefoot.data.pretrained import resolve_model
+
+    folder = resolve_model("smollm2-135m-instruct")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    subject = Subject(lambda eos, rows: EmbeddedEngine(model, tokenizer, eos, rows, CPU), tokenizer, model)
+    asyncio.run(contract.greedy_equals_generate(subject, count=12, length=24))
+    asyncio.run(contract.logprobs_are_those_of_the_distribution_sampled_from(subject))
