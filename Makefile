@@ -26,8 +26,9 @@ lint: $(READY)
 	$(BIN)/pyright
 
 docs: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt '.[docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable '.[docs]'
 	$(BIN)/python -m surefoot.config.reference > docs/config.md
+	$(BIN)/python -m surefoot.tracking.reference > docs/alarms.md
 	$(BIN)/mkdocs build --strict
 
 $(READY): pyproject.toml constraints/cpu.txt constraints/models.txt

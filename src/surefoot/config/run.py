@@ -22,7 +22,7 @@ class EvalRunConfig(EvalConfig):
     sources: list[Source] = Field(min_length=1)
     """Prompts to evaluate on; make them other rows than the training's."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
-    """Sampling of evaluation. Left out: greedy. Given: a section of its own, in which `temperature` is 1 until you set it."""
+    """Sampling of evaluation. Left out: greedy. Given: a section of its own, with `temperature` 1 unless you set it."""
 
 
 class RunConfig(Section):
