@@ -52,7 +52,8 @@ class RolloutBuilder:
             name = f"{self._prompt.id}/{self._sample_index}/{turn}/{seed:x}"
             completion = await engine.generate(Request(name, self.token_ids, sampling, seed))
         self._turns.append(completion)
-        self._segments.append((completion.token_ids, completion))
+        if len(completion.token_ids):
+            self._segments.append((completion.token_ids, completion))
         return completion
 
     def add_context(self, token_ids: Ints | Sequence[int]) -> None:
@@ -66,7 +67,7 @@ class RolloutBuilder:
             AssertionError: No turn was sampled.
         """
         assert self._turns, "a rollout has at least one sampled turn"
-        while self._segments[-1][1] is None:
+        while len(self._segments) > 1 and self._segments[-1][1] is None:
             self._segments.pop()
         tokenizer = self._context.template.tokenizer
         return Rollout(
