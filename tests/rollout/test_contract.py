@@ -17,10 +17,18 @@ from tests.tiny import tiny_model, tiny_tokenizer
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def embedded() -> Subject:
-    model = tiny_model(scale=5)
-    return Subject(lambda eos, rows: EmbeddedEngine(model, tiny_tokenizer(), eos, rows, CPU), tiny_tokenizer(), model)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])])
+def embedded(request) -> Subject:
+    device = torch.device(request.param)
+    sampled = tiny_model(scale=5).to(device)
+
+    def make(eos, rows):
+        return EmbeddedEngine(sampled, tiny_tokenizer(), eos, rows, device)
+
+    return Subject(make, tiny_tokenizer(), tiny_model(scale=5))
 
 
 @pytest.fixture

@@ -320,6 +320,35 @@ def test_one_engine_serves_several_event_loops_and_close_answers_what_is_open():
     assert len(run_all(engine, [short])[0].token_ids) == 3
 
 
+def test_aborts_between_steps_work_in_every_event_loop():
+    engine = make(tiny_model())
+
+    async def scenario():
+        task = asyncio.create_task(
+            engine.generate(Request("a", np.array([5], np.int32), SamplingConfig(max_response_length=900), 0))
+        )
+        await asyncio.sleep(0.01)
+        await asyncio.gather(*(engine.abort("nobody") for _ in range(20)), engine.abort("a"))
+        return (await task).finish_reason
+
+    assert [asyncio.run(scenario()) for _ in range(3)] == ["aborted"] * 3
+
+
+def test_a_cancelled_event_loop_leaves_an_engine_that_works():
+    engine = make(tiny_model())
+    requests = groups(subject(tiny_model()), n=2, stop_token_ids=[])
+    expected = run_all(engine, requests)
+
+    async def abandoned():
+        tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+        await asyncio.sleep(0.01)
+        del tasks
+
+    asyncio.run(abandoned())
+    for answer, wanted in zip(run_all(engine, requests), expected, strict=True):
+        assert same(answer, wanted)
+
+
 def test_the_event_loop_is_free_while_a_step_runs():
     model = tiny_model()
     engine = make(model)

@@ -33,11 +33,6 @@ class Caches:
                 slots, tokens = zip(*extents, strict=True)
                 cache.reserve(max(slots), max(tokens))
 
-    def free(self) -> None:
-        """Give all memory back."""
-        self.own.free()
-        self.prefixes.free()
-
 
 def _extents(prefills: Sequence[Prefill]) -> list[tuple[int, int]]:
     return [(prefill.slot + 1, len(prefill.tokens)) for prefill in prefills]
@@ -96,11 +91,6 @@ class KvCache:
         for pair in self._layers.values():
             for store in pair:
                 store[target, :length] = store[source, :length]
-
-    def free(self) -> None:
-        """Give the memory back."""
-        self.slots = self.tokens = 0
-        self._layers.clear()
 
     @property
     def num_bytes(self) -> int:

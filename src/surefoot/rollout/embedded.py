@@ -78,11 +78,11 @@ class EmbeddedEngine:
         self._scheduler = Scheduler(max_concurrent_rows, _PREFILL_TOKENS)
         self._caches = Caches.empty()
         self._open: dict[str, _Open] = {}
-        self._batch: tuple[list[Row], SamplingBatch] | None = None
+        self._batch: tuple[list[Request], SamplingBatch] | None = None
         self._version = 0
         self._asleep = False
         self._driver: asyncio.Task[None] | None = None
-        self._between_steps = asyncio.Lock()
+        self._gap: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -112,20 +112,20 @@ class EmbeddedEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored, since it may just have ended by itself."""
-        async with self._between_steps:
+        async with self._between_steps():
             if self._scheduler.abort(request_id) is not None:
                 self._finish(self._open[request_id], "aborted")
 
     async def update_weights(self, source: object, version: int) -> None:
         """Note that the module's weights changed. Open requests go on with them, on what they have cached."""
-        async with self._between_steps:
+        async with self._between_steps():
             self._forward.cool()
             self._version = version
 
     async def sleep(self, level: int = 1) -> None:
         """Stop between two steps and drop the caches. Open requests wait, and begin again from their tokens."""
         self._asleep = True
-        async with self._between_steps:
+        async with self._between_steps():
             self._scheduler.preempt()
             self._rest()
 
@@ -136,7 +136,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """End open requests as aborted and release everything."""
-        async with self._between_steps:
+        async with self._between_steps():
             self._scheduler.clear()
             for entry in list(self._open.values()):
                 self._finish(entry, "aborted")
@@ -162,6 +162,13 @@ class EmbeddedEngine:
                 want=f"at most {limit} together",
             )  # fmt: skip
 
+    def _between_steps(self) -> asyncio.Lock:
+        """The lock that a step holds. One for each event loop: a loop may end, and the engine serve the next one."""
+        loop = asyncio.get_running_loop()
+        if self._gap is None or self._gap[0] is not loop:
+            self._gap = loop, asyncio.Lock()
+        return self._gap[1]
+
     def _start(self) -> None:
         if self._scheduler and not self._asleep and (self._driver is None or self._driver.done()):
             self._driver = asyncio.get_running_loop().create_task(self._drive())
@@ -170,7 +177,7 @@ class EmbeddedEngine:
         """Step until nothing is open or the engine sleeps. A failure is the answer of every open request."""
         try:
             while self._scheduler and not self._asleep:
-                async with self._between_steps:
+                async with self._between_steps():
                     if not self._scheduler or self._asleep:
                         break
                     await self._step()
@@ -188,7 +195,10 @@ class EmbeddedEngine:
         plan = self._scheduler.plan(self._version)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
-        tokens, logprobs = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, plan)
+        requests = [self._open[row.id].request for row in plan.decode]
+        tokens, logprobs = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._compute, plan, requests, self._caches
+        )
         finished: list[tuple[_Open, FinishReason]] = []
         for row, token, logprob in zip(plan.decode, tokens, logprobs, strict=True):
             entry = self._open[row.id]
@@ -206,16 +216,15 @@ class EmbeddedEngine:
             self._finish(entry, reason)
 
     @torch.inference_mode()
-    def _compute(self, plan: Plan) -> tuple[list[int], list[float]]:
-        """The step's tensor work, in the worker thread: it sees the plan and nothing that others change."""
+    def _compute(self, plan: Plan, requests: list[Request], caches: Caches) -> tuple[list[int], list[float]]:
+        """The step's tensor work, in the worker thread: it sees nothing that others change."""
         if plan.decode:
             self._forward.warm()
-        logits = self._forward.run(plan, self._caches)
+        logits = self._forward.run(plan, caches)
         if not plan.decode:
             return [], []
-        if self._batch is None or self._batch[0] != plan.decode:
-            requests = [self._open[row.id].request for row in plan.decode]
-            self._batch = plan.decode, SamplingBatch.build([(r.sampling, r.seed) for r in requests], self._device)
+        if self._batch is None or self._batch[0] != requests:
+            self._batch = requests, SamplingBatch.build([(r.sampling, r.seed) for r in requests], self._device)
         step = torch.tensor([len(row.generated) for row in plan.decode], device=self._device)
         tokens, logprobs = sample(logits, self._batch[1], step)
         return tokens.tolist(), logprobs.tolist()
@@ -223,7 +232,8 @@ class EmbeddedEngine:
     def _rest(self) -> None:
         self._forward.cool()
         self._batch = None
-        self._caches.free()
+        # A new one, and not the old one emptied: a step that was abandoned may still write there.
+        self._caches = Caches.empty()
 
     def _finish(self, entry: _Open, reason: FinishReason) -> None:
         del self._open[entry.request.id]
