@@ -52,7 +52,7 @@ class RolloutCollector:
             generated: Called once, when all rows are generated and only rewards are awaited.
 
         Raises:
-            RunError: Every program failed (`rollout-program`), or a part of the framework did.
+            RunError: Every program failed (`rollout-program-failed`), or a part of the framework did.
         """
         scoring = self.rewards.begin()
         order: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ class RolloutCollector:
         if len(failures) == len(prompts):
             prompt_id, error = next(iter(failures.items()))
             raise RunError(
-                "rollout-program",
+                "rollout-program-failed",
                 f"the rollout program failed on every prompt of the step; on {prompt_id}: {error}",
                 key="rollout.program",
             )
