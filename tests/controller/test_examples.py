@@ -132,5 +132,3 @@ def test_turns_and_length_are_bounded():
 )
 def test_calculate(text: str, value: str):
     assert calculate(text).split(". ")[0] == value
-
-

@@ -67,7 +67,8 @@ def _type(annotation: Any) -> str:
         return f"{origin.__name__} of {_type(inside[-1])}" if inside else origin.__name__
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    return getattr(annotation, "__name__", str(annotation))
+    plain: Any = annotation
+    return getattr(plain, "__name__", str(plain))
 
 
 def _default(field: FieldInfo) -> str:
