@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -67,8 +67,7 @@ def _type(annotation: Any) -> str:
         return f"{origin.__name__} of {_type(inside[-1])}" if inside else origin.__name__
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    plain: Any = annotation
-    return getattr(plain, "__name__", str(plain))
+    return getattr(cast("object", annotation), "__name__", str(cast("object", annotation)))
 
 
 def _default(field: FieldInfo) -> str:
