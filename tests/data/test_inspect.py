@@ -77,13 +77,13 @@ class TestReport:
         assert any(bar[2] == "30" for bar in bars)
         assert (int(bars[0][0]), int(bars[-1][2])) <= (20, 88 + 6)
 
-    def test_contamination_is_shouted(self, tiny_folder: Path, tmp_path: Path):
+    def test_prompts_of_the_evaluation_are_shown_as_left_out(self, tiny_folder: Path, tmp_path: Path):
         train = jsonl(tmp_path / "train.jsonl", [{"prompt": f"q{i}"} for i in range(4)])
         clean = shown(tiny_folder, train, jsonl(tmp_path / "clean.jsonl", [{"prompt": "z1"}]))
         dirty = shown(tiny_folder, train, jsonl(tmp_path / "dirty.jsonl", [{"prompt": "q2"}, {"prompt": "z1"}]))
-        assert "Contamination" not in clean
-        assert "Contamination: 1 of 2 evaluation prompts (50%)" in dirty
-        assert "dirty/0" in dirty
+        assert "left out of training" not in clean
+        assert "1 of 4 prompts are in the evaluation too and were left out of training" in " ".join(dirty.split())
+        assert "Contamination" not in dirty
 
     def test_the_users_mistakes_stay_errors(self, tiny_folder: Path, tmp_path: Path):
         with pytest.raises(UserError, match="prompt_column"):

@@ -156,7 +156,8 @@ def test_a_step_that_is_cancelled_does_no_harm_to_the_next():
 
 
 DRIVER = f"""
-import asyncio, os, sys
+import asyncio, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background leaves it ignored
 from surefoot.rewards.runner import RewardRunner
 from tests.rewards.helpers import config, python, rollout
 runner = RewardRunner(config({BY_INSTRUCTION!r}, {{"type": "regex", "pattern": "x"}}, workers=2, timeout_seconds=600))
