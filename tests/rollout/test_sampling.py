@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.config.rollout import SamplingConfig
+from surefoot.rollout import sampling
 from surefoot.rollout.sampling import SamplingBatch, sample, uniform
 
 
@@ -119,6 +120,20 @@ def test_a_row_does_not_depend_on_its_companions(data):
         alone = sample(logits[i : i + 1], SamplingBatch.build([(config, seed)]), torch.tensor([step]))
         assert alone[0].item() == tokens[i].item()
         assert alone[1].item() == pytest.approx(logprobs[i].item(), abs=1e-6)
+
+
+def test_rows_taken_in_parts_are_the_same_rows(monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(7, 600) * 3
+    configs = [
+        SamplingConfig(temperature=t, top_k=k) for t, k in ((0, 0), (0.5, 3), (1, 0), (1.2, 0), (1, 9), (0, 1), (1, 0))
+    ]
+    batch = SamplingBatch.build([(config, seed) for seed, config in enumerate(configs)])
+    whole = sample(logits, batch, torch.arange(7))
+    monkeypatch.setattr(sampling, "_CPU_ELEMENTS", 1200)
+    parts = sample(logits, batch, torch.arange(7))
+    assert torch.equal(whole[0], parts[0])
+    assert torch.allclose(whole[1], parts[1])
 
 
 def test_zero_probability_is_never_drawn_and_the_ends_are_safe():

@@ -18,6 +18,7 @@ from ..config.rollout import SamplingConfig
 
 _CANDIDATES = 512  # tokens in which the nucleus is looked for before all are sorted
 _BLOCK = 256  # tokens a block of the inverse CDF
+_CPU_ELEMENTS = 1 << 20  # logits that the CPU takes at a time: float32 copies of more are paged in anew at each step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,11 @@ class SamplingBatch:
             min_p=column([c.min_p for c in configs], 0.0),
         )
 
+    def part(self, rows: slice) -> SamplingBatch:
+        """Some of the rows."""
+        columns = (self.temperature, self.greedy, self.top_k, self.top_p, self.min_p)
+        return SamplingBatch(self.seeds[rows], *(None if column is None else column[rows] for column in columns))
+
 
 def sample(logits: Tensor, batch: SamplingBatch, step: Tensor) -> tuple[Tensor, Tensor]:
     """Draw one token a row.
@@ -63,6 +69,11 @@ def sample(logits: Tensor, batch: SamplingBatch, step: Tensor) -> tuple[Tensor, 
         Tokens `[B]` int64, and the log-probability `[B]` float32 of each in the distribution that it was drawn from:
         after temperature and filters. A greedy row's is that of its likeliest token at temperature 1, unfiltered.
     """
+    count = max(1, _CPU_ELEMENTS // logits.shape[1])
+    if logits.device.type == "cpu" and len(logits) > count:
+        parts = [slice(start, start + count) for start in range(0, len(logits), count)]
+        drawn = [sample(logits[rows], batch.part(rows), step[rows]) for rows in parts]
+        return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
     scaled = logits
     if batch.temperature is not None:
         scaled = logits.float() / batch.temperature
