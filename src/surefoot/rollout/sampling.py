@@ -135,12 +135,11 @@ def _filtered(scaled: Tensor, batch: SamplingBatch) -> Tensor:
 
     Each is a threshold on the logit, so tokens that tie with the last one kept are kept too.
     """
-    if batch.top_k is not None:
-        k = torch.where(batch.top_k > 0, batch.top_k, scaled.shape[1]).clamp_(max=scaled.shape[1])
+    if batch.top_k is not None and (widest := int(batch.top_k.max())):
         limited = (batch.top_k > 0)[:, 0]
-        best = scaled[limited].topk(int(k[limited].max()), dim=-1).values
+        best = scaled[limited].topk(min(widest, scaled.shape[1]), dim=-1).values
         floor = torch.full_like(scaled[:, :1], -math.inf)
-        floor[limited] = best.gather(1, k[limited] - 1)
+        floor[limited] = best.gather(1, batch.top_k[limited].clamp(max=best.shape[1]) - 1)
         scaled = scaled.masked_fill(scaled < floor, -math.inf)
     if batch.top_p is not None:
         scaled = scaled.masked_fill(scaled < _nucleus_floor(scaled, batch.top_p), -math.inf)
