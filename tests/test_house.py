@@ -67,7 +67,11 @@ def test_the_median_file_is_short():
 
 
 def strings_of(path: Path) -> set[str]:
-    return {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return {
+        n.value
+        for n in ast.walk(ast.parse(path.read_text()))
+        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    }
 
 
 def test_every_code_is_used_and_every_used_code_explained():
@@ -96,7 +100,9 @@ def test_every_key_is_explained():
     undocumented = [
         f"{section.__name__}.{name}"
         for _, section, name in all_keys()
-        if name != "type" and not section.model_fields[name].description and not section.model_fields[name].annotation.__doc__
+        if name != "type"
+        and not section.model_fields[name].description
+        and not section.model_fields[name].annotation.__doc__
     ]
     assert undocumented == []
 
@@ -118,5 +124,9 @@ def test_no_path_or_host_of_a_machine_in_the_tree():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in listed:
         path = ROOT / name
-        if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ""} and path.is_file() and path != Path(__file__):
+        if (
+            path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ""}
+            and path.is_file()
+            and path != Path(__file__)
+        ):
             assert not pattern.search(path.read_text(errors="ignore")), name

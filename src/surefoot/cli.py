@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from . import __version__
 from .config.model import Dtype
 from .errors import CODES, RunError, SurefootError, UserError, nearest
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -27,6 +29,16 @@ Config = Annotated[Path, typer.Argument(help="YAML file of the run, such as reci
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value, as many as you like", metavar="[KEY=VALUE]...")
 ]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models."""
+    if version:
+        typer.echo(f"surefoot {__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -40,6 +52,9 @@ def train(config: Config, overrides: Overrides = None) -> None:
         run_training(load_config(config, overrides or []))
     except Interrupted:
         errors.print("interrupted: the state is saved; the same command goes on from it")
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        errors.print("interrupted at once: nothing was saved since the last checkpoint")
         sys.exit(INTERRUPTED)
 
 

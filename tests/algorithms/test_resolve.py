@@ -180,8 +180,10 @@ def test_a_warm_up_that_outlasts_the_run_is_refused() -> None:
     error = refused({"name": "ppo", "critic_warmup": 20}, critic={}, train=train)
     assert (error.code, error.key) == ("config-conflict", "algorithm.critic_warmup")
     assert "train.steps" in str(error)
-    error = refused({"name": "ppo", "critic_warmup": "auto"}, critic={}, train=train)
-    assert error.key == "algorithm.auto_warmup.max_steps"
+    keys = {"name": "ppo", "critic_warmup": "auto", "auto_warmup": {"max_steps": 20}}
+    assert refused(keys, critic={}, train=train).key == "algorithm.auto_warmup.max_steps"
+    left_out = fill(run_config({"name": "ppo", "critic_warmup": "auto"}, critic={}).algorithm, steps=20)
+    assert left_out.auto_warmup.max_steps == 10
     keys = {"name": "ppo", "critic_warmup": "auto", "auto_warmup": {"max_steps": 19}}
     assert resolve(run_config(keys, critic={}, train=train)).needs_critic
 

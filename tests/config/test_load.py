@@ -34,7 +34,9 @@ def refusal(values: dict | None = None, **sections) -> str:
 
 
 def test_overrides_change_add_and_replace(file: Path):
-    config = load_config(file, ["train.steps=7", "+algorithm.kl.coef=0.5", "rollout.sampling.stop=[a,b]", "model.path=x=y"])
+    config = load_config(
+        file, ["train.steps=7", "+algorithm.kl.coef=0.5", "rollout.sampling.stop=[a,b]", "model.path=x=y"]
+    )
     assert config.train.steps == 7
     assert config.algorithm.kl.coef == 0.5
     assert config.rollout.sampling.stop == ["a", "b"]
@@ -51,7 +53,10 @@ def test_an_override_reaches_into_a_list(file: Path):
         ({"train": {"steps": 3, "promts_per_step": 4}}, ["train.promts_per_step", "train.prompts_per_step"]),
         ({"train": {"steps": 3, "temperature": 1}}, ["train.temperature", "rollout.sampling.temperature"]),
         ({"trian": {"steps": 3}}, ["trian", "`train`"]),
-        ({"data": {"sources": [{"type": "file", "path": "a", "wieght": 2}]}}, ["data.sources.0.wieght", "data.sources.weight"]),
+        (
+            {"data": {"sources": [{"type": "file", "path": "a", "wieght": 2}]}},
+            ["data.sources.0.wieght", "data.sources.weight"],
+        ),
         ({"train": {"steps": 3, "train_batch_size": 4}}, ["verl", "train.prompts_per_step"]),
         ({"algorithm": {"adv_estimator": "grpo"}}, ["verl", "algorithm.name"]),
         ({"train": {"steps": "many"}}, ["train.steps", "integer", "many"]),

@@ -78,6 +78,14 @@ class TestBeforeTheModelLoads:
             tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"temperature": 0}}), "rollout.sampling.temperature"
         )
 
+    def test_filters_beside_importance_weights(self, tmp_path, tiny_folder):
+        config = tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"top_p": 0.9}})
+        refused(config, "rollout.sampling.top_p", "algorithm.importance_cap")
+
+    def test_row_longer_than_the_models_positions(self, tmp_path, tiny_folder):
+        config = tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"max_response_length": 1000}})
+        refused(config, "rollout.sampling.max_response_length", "1024")
+
     def test_pass_at_more_than_sampled(self, tmp_path, tiny_folder):
         source = {"type": "file", "path": str(tmp_path / "rows.jsonl")}
         refused(tiny_config(tmp_path, tiny_folder, eval={"sources": [source], "pass_at": [4]}), "eval.pass_at")
@@ -204,6 +212,48 @@ def test_a_run_on_nan_weights_stops_and_says_so(tmp_path, tiny_folder):
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "nan")
     with pytest.raises((RunError, UserError), match="finite|NaN|nan"):
         run_training(tiny_config(tmp_path, tmp_path / "nan"))
+
+
+def test_another_model_section_on_resume_is_refused_by_name(tmp_path, tiny_folder):
+    run_training(tiny_config(tmp_path, tiny_folder, train={"steps": 1}))
+    refused(
+        tiny_config(tmp_path, tiny_folder, model={"lora": {"rank": 4}}, train={"steps": 2}),
+        "checkpoint",
+        "model",
+        "lora",
+    )
+
+
+def test_a_run_that_fails_between_updates_keeps_its_last_step(tmp_path, tiny_folder):
+    (tmp_path / "program.py").write_text(
+        "from surefoot.rollout.single_turn import single_turn\n"
+        "calls = [0]\n"
+        "async def tired(prompt, engine, context):\n"
+        "    calls[0] += 1\n"
+        "    if calls[0] > 8: raise RuntimeError('enough')\n"
+        "    return await single_turn(prompt, engine, context)\n"
+    )
+    config = tiny_config(tmp_path, tiny_folder, rollout={"program": f"{tmp_path / 'program.py'}:tired"})
+    with pytest.raises(RunError, match="enough"):
+        run_training(config)
+    assert metrics_of(config)[-1]["step"] == 2
+    assert (tmp_path / "runs" / "tiny" / "checkpoints" / "step_000002" / "manifest.json").is_file()
+    run_training(tiny_config(tmp_path, tiny_folder))
+    whole = tiny_config(tmp_path, tiny_folder, name="whole")
+    run_training(whole)
+    from .test_run import assert_equal_runs
+
+    assert_equal_runs(config, whole, 4)
+
+
+def test_an_alarm_that_ends_the_run_ends_it_again_after_resume(tmp_path, tiny_folder):
+    options = {"rewards": {"functions": [{"type": "regex", "pattern": "never this"}]}, "train": {"steps": 9}}
+    config = tiny_config(tmp_path, tiny_folder, **options, alarms={"stop_on": ["alarm-nothing-to-learn"]})
+    for last in (3, 4):
+        with pytest.raises(RunError, match="alarm-nothing-to-learn"):
+            run_training(config)
+        assert metrics_of(config)[-1]["step"] == last
+        assert (tmp_path / "runs" / "tiny" / "checkpoints" / f"step_{last:06d}" / "manifest.json").is_file()
 
 
 def test_nothing_to_learn_is_said_once(tmp_path, tiny_folder):

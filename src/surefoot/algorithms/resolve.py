@@ -14,7 +14,7 @@ from .kl import SOUND
 from .table import ADVANTAGES, POLICY_LOSSES, PRESETS, ROW_KEYS, Algorithm, preset_settings
 
 
-def fill(config: AlgorithmConfig) -> AlgorithmConfig:
+def fill(config: AlgorithmConfig, steps: int | None = None) -> AlgorithmConfig:
     """Return the section with every key that the algorithm reads filled in; keys it doesn't read stay null.
 
     Filling twice changes nothing, so a run folder's resolved file can be run again.
@@ -32,6 +32,8 @@ def fill(config: AlgorithmConfig) -> AlgorithmConfig:
     }
     if config.kl.where != "none" and config.kl.estimator is None:
         update["kl"] = config.kl.model_copy(update={"estimator": SOUND[config.kl.where][0]})
+    if steps is not None and config.critic_warmup == "auto" and config.auto_warmup.max_steps is None:
+        update["auto_warmup"] = config.auto_warmup.model_copy(update={"max_steps": max(1, steps // 2)})
     return config.model_copy(update=update)
 
 
@@ -186,7 +188,7 @@ def _check_warmup(run: RunConfig) -> None:
     warmup = run.algorithm.critic_warmup
     key, steps = ("critic_warmup", warmup) if warmup != "auto" else ("auto_warmup.max_steps", None)
     steps = run.algorithm.auto_warmup.max_steps if steps is None else steps
-    if steps >= run.train.steps:
+    if steps is not None and steps >= run.train.steps:
         raise UserError(
             "config-conflict",
             f"the run has {run.train.steps} steps (train.steps): the actor might never train",

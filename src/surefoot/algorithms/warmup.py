@@ -56,7 +56,7 @@ def advance(
             f"for {bounds.patience} steps in a row, the actor trains from here on"
         )
         return replace(state, streak=streak, done=True), True, message
-    if state.steps >= bounds.max_steps:
+    if bounds.max_steps is not None and state.steps >= bounds.max_steps:
         raise RunError(
             "critic-not-ready",
             f"the critic is not ready after {state.steps} steps of warm-up",

@@ -38,8 +38,8 @@ class AutoWarmupConfig(Section):
     """The critic must explain this share of the variance of the rewards to come, on rollouts it has not trained on."""
     patience: Positive = 2
     """... for so many steps in a row."""
-    max_steps: Positive = 50
-    """Stop the run when the critic is not ready after so many steps. Must be less than `train.steps`."""
+    max_steps: Positive | None = None
+    """Stop the run when the critic is not ready after so many steps; left out: half of `train.steps`."""
 
 
 class AlgorithmConfig(Section):

@@ -28,6 +28,13 @@ class SamplingConfig(Section):
     """Token ids that end a response, beside the model's own end-of-sequence ids."""
 
 
+class EvalSamplingConfig(SamplingConfig):
+    """Sampling of evaluation: greedy unless you say otherwise."""
+
+    temperature: NonNegativeFloat = 0.0
+    """Divides the logits; 0 takes the likeliest token."""
+
+
 class RolloutConfig(Section):
     """The sampling engine and the program that drives it."""
 

@@ -11,7 +11,7 @@ from .base import NonNegative, Section
 from .data import DataConfig, Source
 from .model import CriticConfig, ModelConfig
 from .rewards import RewardsConfig
-from .rollout import RolloutConfig, SamplingConfig
+from .rollout import EvalSamplingConfig, RolloutConfig
 from .tracking import AlarmsConfig, TrackingConfig
 from .train import CheckpointConfig, EvalConfig, TrainConfig
 
@@ -21,8 +21,8 @@ class EvalRunConfig(EvalConfig):
 
     sources: list[Source] = Field(min_length=1)
     """Prompts to evaluate on; make them other rows than the training's."""
-    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
-    """Sampling of evaluation. Left out: greedy. Given: a section of its own, with `temperature` 1 unless you set it."""
+    sampling: EvalSamplingConfig = EvalSamplingConfig()
+    """Sampling of evaluation; greedy unless you say otherwise."""
 
 
 class RunConfig(Section):

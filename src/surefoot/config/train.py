@@ -52,8 +52,8 @@ class TrainConfig(Section):
 class CheckpointConfig(Section):
     """What is saved, and whether a run goes on from it."""
 
-    every: NonNegative = 0
-    """Save every so many steps; 0 saves only at the end and on interruption."""
+    every: NonNegative = 20
+    """Save every so many steps; 0 saves only at the end and when the run is interrupted or fails between updates."""
     keep_last: Positive = 2
     """How many to keep. An old one goes only after the new one is whole; one that holds a file `KEEP` never does."""
     resume: str = "auto"

@@ -50,22 +50,22 @@ async def train(run: Run) -> None:
 
     Raises:
         Interrupted: A signal came; the state of the last whole step is saved.
-        RunError: The run failed, or an alarm ended it; in the latter case the state is saved.
+        RunError: The run failed, or an alarm ended it. The state of the last whole step is saved, unless it failed
+            amid an update.
     """
     config, progress = run.ready.config, run.progress
     run.stop.defer()
-    cursor = run.ready.sampler.state_dict()
+    progress.cursor = run.ready.sampler.state_dict()
     try:
         if progress.step == 0 and config.eval is not None and config.eval.before_training:
             run.trackers.log(0, await run.stop.unless_requested(held_out(run)) | run.trackers.clock.lap())
         while progress.step < config.train.steps:
-            cursor = run.ready.sampler.state_dict()
             await step(run, progress.step + 1)
-            cursor = run.ready.sampler.state_dict()
             run.stop.check()
-    except Interrupted:
-        run.ready.sampler.load_state_dict(cursor)  # the unfinished step's prompts come again
-        run.saver.save_once(run.engines, progress)
+    except Exception as error:
+        if not progress.updating and getattr(error, "code", None) != "disk-full":
+            run.ready.sampler.load_state_dict(progress.cursor)  # the unfinished step's prompts come again
+            run.saver.save_once(run.engines, progress)
         raise
     run.saver.save_once(run.engines, progress)
 
@@ -80,13 +80,13 @@ async def step(run: Run, number: int) -> None:
         scores = score(run, rollouts)
         samples, metrics = assign_credit(rollouts, scores, run.ready.algorithm, progress.kl_coef)
     run.stop.check()
-    # From here the weights change: a signal waits until the step is whole.
     explained = metrics.get("critic/explained_variance")
     progress.warmup, actor_trains, message = advance(
         progress.warmup, config.algorithm, explained.value if explained else None, number
     )
     if message:
         trackers.message(message)
+    progress.updating = True  # a signal waits until the step is whole
     with trackers.phase("update"):
         if engines.critic is not None:
             metrics |= update_critic(run, engines.critic, samples)
@@ -100,7 +100,7 @@ async def step(run: Run, number: int) -> None:
             await engines.sampler.update_weights(None, number)
     metrics["warmup/actor_trains"] = Metric(float(actor_trains))
     progress.kl_coef = steer_kl(run, metrics, len(rollouts))
-    progress.step = number
+    progress.step, progress.cursor, progress.updating = number, run.ready.sampler.state_dict(), False
     await record(run, number, collected, samples, trainer_logprobs, metrics)
 
 
@@ -278,5 +278,4 @@ async def record(
 def _end_if_asked(run: Run, alarms: Sequence[Alarm]) -> None:
     for alarm in alarms:
         if run.trackers.ends_run(alarm):
-            run.saver.save_once(run.engines, run.progress)
             raise RunError("alarm-stop", f"{alarm.code}: {alarm.message}", key="alarms.stop_on")

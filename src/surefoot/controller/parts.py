@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -22,11 +23,17 @@ from .score_rows import ScoreRow
 
 @dataclass(slots=True)
 class Progress:
-    """What the loop itself carries from step to step, beside the engines' state."""
+    """What the loop itself carries from step to step, beside the engines' state.
+
+    `cursor` is the sampler's state after the last whole step. `updating` is true while a step changes weights: what
+    stands then is no state to go on from.
+    """
 
     step: int = 0
     kl_coef: float = 0.0
     warmup: WarmupState = field(default_factory=WarmupState)
+    cursor: dict[str, Any] = field(default_factory=dict[str, Any])
+    updating: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def preflight(config: RunConfig) -> Preflight:
         UserError: The first thing that is wrong, with the key to change.
     """
     algorithm = resolve(config)
-    config = config.model_copy(update={"algorithm": fill(config.algorithm)})
+    config = config.model_copy(update={"algorithm": fill(config.algorithm, config.train.steps)})
     _check_batches(config)
     _check_device(config)
     check_rewards(config)
@@ -59,6 +59,7 @@ def preflight(config: RunConfig) -> Preflight:
         resolve_model(config.critic.path, "critic.path")
     tokenizer = load_tokenizer(model_path, config.model.chat_template, config.model.trust_remote_code)
     stop_ids = stop_token_ids(model_path, tokenizer)
+    _check_positions(config, model_path)
     template = make_template(tokenizer, config.data.template_kwargs, stop_ids)
     need_answer = answers_required(config.rewards)
     limit, truncation = config.data.max_prompt_length, config.data.truncation
@@ -103,6 +104,7 @@ def _check_batches(config: RunConfig) -> None:
             got=0,
             want="a number above 0",
         )
+    _check_filters(config)
     if config.eval and max(config.eval.pass_at) > config.eval.samples_per_prompt:
         raise UserError(
             "config-conflict",
@@ -111,6 +113,40 @@ def _check_batches(config: RunConfig) -> None:
             got=f"{config.eval.pass_at} with eval.samples_per_prompt: {config.eval.samples_per_prompt}",
             want=f"eval.samples_per_prompt of at least {max(config.eval.pass_at)}",
         )
+
+
+def _check_filters(config: RunConfig) -> None:
+    """The trainer's log-probabilities are of the whole distribution; a filtered sampler's are not."""
+    sampling = config.rollout.sampling
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    used = [name for name, on in filters.items() if on]
+    if used and config.algorithm.importance_cap is not None:
+        raise UserError(
+            "config-conflict",
+            "with a filtered sampler the importance weights would correct for the filter, not for arithmetic",
+            key=f"rollout.sampling.{used[0]}",
+            got=f"{used[0]} with algorithm.importance_cap: {config.algorithm.importance_cap}",
+            want="no filter in training (top_p: 1, top_k: 0, min_p: 0), or algorithm.importance_cap: null",
+        )
+
+
+def _check_positions(config: RunConfig, model_path: str) -> None:
+    """A row that is longer than the model's positions fails at the first prompt of full length: refuse it now."""
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(model_path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    samplings = {"rollout": config.rollout.sampling} | ({"eval": config.eval.sampling} if config.eval else {})
+    for section, sampling in samplings.items():
+        longest = config.data.max_prompt_length + sampling.max_response_length
+        if positions is not None and longest > positions:
+            raise UserError(
+                "config-conflict",
+                "with data.max_prompt_length a row can be longer than the model's positions reach",
+                key=f"{section}.sampling.max_response_length",
+                got=f"{config.data.max_prompt_length} + {sampling.max_response_length} = {longest} tokens",
+                want=f"at most {positions} in all",
+            )
 
 
 def _check_device(config: RunConfig) -> None:

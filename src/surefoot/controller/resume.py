@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..algorithms.warmup import WarmupState
-from ..checkpoint.store import load, save
+from ..checkpoint.store import Checkpoint, load, save
 from ..config import RunConfig, to_yaml
 from ..data.sampler import PromptSampler
+from ..errors import UserError
 from ..train.engine import TrainEngine
 from .parts import Engines, Progress
 
@@ -63,19 +64,37 @@ async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progr
     """Put a checkpoint back into freshly loaded parts.
 
     Raises:
-        UserError: The checkpoint was made with other data.
+        UserError: The checkpoint was made with other data, or of another model.
         RunError: A file of it is not what was saved.
     """
     saved = load(path)
     state, random = saved.state, saved.tensors("random")
     sampler.load_state_dict(state["sampler"])
     for name, engine in _trained(engines).items():
+        _check_same_parameters(name, engine, saved)
         engine.load_state(saved.tensors(name), saved.tensors(f"{name}_optimizer"), state["updates_done"][name])
     torch.set_rng_state(random["torch"])
     if engines.device.type == "cuda" and "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], engines.device)
     await engines.sampler.update_weights(None, state["weights_version"])
     return Progress(state["step"], state["kl_coef"], WarmupState(**state["warmup"]))
+
+
+def _check_same_parameters(name: str, engine: TrainEngine, saved: Checkpoint) -> None:
+    """A checkpoint of another model, or of other adapters, must not end in a stack trace."""
+    want = {key: tuple(tensor.shape) for key, tensor in engine.state()[0].items()}
+    got = {key: tuple(tensor.shape) for key, tensor in saved.tensors(name).items()}
+    if want == got:
+        return
+    key = next(k for k in [*want, *got] if want.get(k) != got.get(k))
+    raise UserError(
+        "checkpoint-mismatch",
+        f"{saved.path} holds another {name} than the configuration describes",
+        key="model",
+        got=f"{key} of shape {got[key]}" if key in got else f"no {key}",
+        want=f"{key} of shape {want[key]}" if key in want else f"no {key}",
+        hint="Go on with the model section that the run was started with, or give the run another name.",
+    )
 
 
 def _trained(engines: Engines) -> dict[str, TrainEngine]:

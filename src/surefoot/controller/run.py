@@ -70,7 +70,7 @@ async def _train(
     run = loop.Run(ready, engines, collector, trackers, folder, saver, stop, progress)
     try:
         await loop.train(run)
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         trackers.finish("interrupted", _more(config, folder))
         raise
     except BaseException:
@@ -117,14 +117,18 @@ def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
     config = ready.config
     total = sum(p.numel() for p in engines.actor.model.parameters())
     trained = sum(p.numel() for p in engines.actor.model.parameters() if p.requires_grad)
-    how = "all weights" if trained == total else f"LoRA, {trained / 1e6:.1f} M trained"
+    how = "all weights" if trained == total else f"LoRA, {_count(trained)} trained"
     train = config.train
     return {
-        "model": f"{config.model.path} ({total / 1e6:.0f} M parameters, {how}, {config.model.dtype})",
+        "model": f"{config.model.path} ({_count(total)} parameters, {how}, {config.model.dtype})",
         "algorithm": f"{ready.algorithm.name}, {train.prompts_per_step} x {train.samples_per_prompt} rollouts a step",
         "data": ", ".join(f"{s.name} ({s.stop - s.start} prompts)" for s in ready.prompts.sources),
         "device": str(engines.device),
     }
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.0f} M" if parameters >= 1e7 else f"{parameters / 1e3:.0f} K"
 
 
 def _more(config: RunConfig, folder: RunFolder) -> dict[str, Any]:

@@ -219,13 +219,14 @@ class AlarmBell:
     Args:
         config: Thresholds.
         history: Rows of earlier steps, when a run goes on.
-        said: Codes already said: those in `alarms.jsonl` of a run that goes on.
+        said: Codes already said: those in `alarms.jsonl` of a run that goes on. Codes that end the run are said
+            again: going on into the same wall must not look like success.
     """
 
     def __init__(self, config: AlarmsConfig, history: Iterable[Row] = (), said: Iterable[str] = ()) -> None:
         self._config = config
         self._rows = list(history)
-        self._said = set(said)
+        self._said = set(said) - set(config.stop_on)
 
     def ring(self, step: int, metrics: Row) -> list[Alarm]:
         """Take a step's metrics; return the alarms that go off for the first time."""

@@ -119,6 +119,8 @@ def step_line(step: int, steps: int, row: Row) -> str:
     words += [f"{label} {_number(row[name])}" for name, label in _PLAIN.items() if name in row]
     if row.get("rollout/truncated"):
         words.append(f"cut {row['rollout/truncated']:.0%}")
+    if row.get("reward/unscored"):
+        words.append(f"unscored {row['reward/unscored']:.0f}")
     if row.get("warmup/actor_trains", 1) == 0:
         words.append("critic warm-up")
     if "throughput/tokens_per_second" in row:
