@@ -108,6 +108,18 @@ def test_unsupported_attention_is_refused_before_anything_runs(name, options):
     assert failure.value.key == "model.path"
 
 
+def test_an_engine_can_be_made_after_the_trainer_set_its_own_attention():
+    from surefoot.train import attention
+
+    model = tiny_model(scale=5)
+    model.config._attn_implementation = attention.NAME
+    requests = groups(subject(model), n=1)
+    answers = run_all(make(model), requests)
+    assert model.config._attn_implementation == attention.NAME
+    model.config._attn_implementation = "sdpa"
+    assert worst_gap(model, requests, answers) < 1e-4
+
+
 def test_adapters_are_sampled_from_and_can_be_changed():
     torch.manual_seed(0)
     model = get_peft_model(tiny_model(scale=5), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
