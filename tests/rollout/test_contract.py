@@ -55,6 +55,27 @@ def test_scripted_engine(check, scripted):
 
 
 @pytest.mark.slow
+def test_a_real_model_in_bfloat16():
+    from surefoot.data.pretrained import resolve_model
+
+    folder = resolve_model("smollm2-135m-instruct")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    subject = Subject(lambda eos, rows: EmbeddedEngine(model, tokenizer, eos, rows, CPU), tokenizer, model)
+    requests = contract.groups(subject)
+
+    async def sample():
+        return await asyncio.gather(*map(subject.make([subject.eos], 24).generate, requests))
+
+    gaps = []
+    for request, answer in zip(requests, asyncio.run(sample()), strict=True):
+        expected = subject.reference(request, answer).log_softmax(-1)
+        chosen = expected.gather(1, torch.tensor(answer.token_ids).long()[:, None])[:, 0]
+        gaps += (chosen - torch.tensor(answer.logprobs)).abs().tolist()
+    assert sum(gaps) / len(gaps) < 0.1
+
+
+@pytest.mark.slow
 def test_greedy_equals_generate_on_a_real_model():
     from surefoot.data.pretrained import resolve_model
 
