@@ -67,15 +67,16 @@ def all_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[t
     """Yield `(dotted key, section, field)` of every key of the tree, members of unions included."""
     for name, field in model.model_fields.items():
         yield prefix + name, model, name
-        for section in _sections(field.annotation):
+        for section in sections_of(field.annotation):
             yield from all_keys(section, f"{prefix}{name}.")
 
 
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the sections that a key's type is made of: itself, or the members of its union or list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _sections(argument)
+        yield from sections_of(argument)
 
 
 def _without_plus(override: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from .load import sections_of
 from .run import RunConfig
 
 
@@ -39,18 +40,11 @@ def reference() -> str:
 def _walk(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield path, section
     for name, field in section.model_fields.items():
-        members = list(_models(field.annotation))
+        members = list(sections_of(field.annotation))
         for member in members:
             tag = member.model_fields.get("type")
             words = f" (type: {get_args(tag.annotation)[0]})" if tag is not None and len(members) > 1 else ""
             yield from _walk(member, (f"{path}.{name}" if path else name) + words)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
 
 
 def _type(annotation: Any) -> str:
@@ -81,7 +75,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _section_text(annotation: Any) -> str:
-    members = list(_models(annotation))
+    members = list(sections_of(annotation))
     return (members[0].__doc__ or "").strip().splitlines()[0] if members else ""
 
 
