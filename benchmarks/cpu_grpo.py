@@ -255,9 +255,8 @@ def compare(names: list[str], options: argparse.Namespace) -> dict[str, list[dic
 
 def show(results: dict[str, list[dict]], options: argparse.Namespace) -> None:
     """Print the table: medians over the counted steps."""
-    print(
-        f"\n{options.prompts} prompts x {options.samples} samples x {options.new_tokens} new tokens, {options.model}, {options.device}"
-    )
+    work = f"{options.prompts} prompts x {options.samples} samples x {options.new_tokens} new tokens"
+    print(f"\n{work}, {options.model}, {options.device}")
     print(f"{'':34} {'step s':>8} {'generate':>9} {'train':>8} {'tokens/s':>9} {'CPU s':>7} {'peak GiB':>9}")
     medians = {}
     for name, rows in results.items():

@@ -279,7 +279,7 @@ def test_the_page_on_metrics_names_what_runs_write_and_nothing_else(tmp_path, ti
         name="ppo",
         algorithm={"name": "ppo", "kl": {"where": "reward", "coef": 0.01}},
         critic={},
-        train={"steps": 1},
+        train={"steps": 1, "updates_per_step": 2},
         eval={"sources": [eval_source], "sampling": {"max_response_length": 8}},
     )
     grpo = tiny_config(

@@ -1,4 +1,4 @@
-"""A random Llama of 0.1 to 1 M parameters with a character tokenizer and a ChatML template: real parts, in milliseconds."""
+"""A random Llama of 0.1 to 1 M parameters with a character tokenizer and a ChatML template: real parts, fast."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from tokenizers import decoders
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (

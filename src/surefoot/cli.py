@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -126,6 +128,12 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        with tempfile.NamedTemporaryFile("w", prefix="surefoot-", suffix=".log", delete=False) as file:
+            traceback.print_exc(file=file)
+        errors.print(f"unexpected {type(error).__name__}: {error}", markup=False)
+        errors.print(f"  This is a fault of Surefoot, not yours. Its trace is in {file.name}; please report it.")
+        sys.exit(RUN_FAILED)
 
 
 def _fail(error: SurefootError, code: int) -> None:

@@ -76,7 +76,7 @@ def _load_file(path: Path, key: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _broken(str(path), key, error) from error
     return module
@@ -93,7 +93,7 @@ def _load_module(name: str, key: str) -> ModuleType:
                 "plugin-not-found", f"there is no module `{error.name}`", key=key, got=name, hint=hint
             ) from None
         raise _broken(name, key, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, key, error) from error
 
 
@@ -113,5 +113,5 @@ def describe_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _broken(where: str, key: str, error: Exception) -> UserError:
+def _broken(where: str, key: str, error: BaseException) -> UserError:
     return UserError("plugin-broken", f"{where} raises while it is imported", key=key, got=describe_failure(error))

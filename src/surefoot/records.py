@@ -144,9 +144,6 @@ class Metric:
         return Metric(total / weight, weight)
 
 
-Metrics: TypeAlias = Mapping[str, Metric]
-
-
 def merge_metrics(parts: list[dict[str, Metric]]) -> dict[str, Metric]:
     """Merge the metrics of several micro-batches, updates or ranks into one."""
     merged: dict[str, Metric] = {}
@@ -154,12 +151,3 @@ def merge_metrics(parts: list[dict[str, Metric]]) -> dict[str, Metric]:
         for name, metric in part.items():
             merged[name] = merged[name].merge(metric) if name in merged else metric
     return merged
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one call of an engine or one step of the loop did: metrics, seconds per phase, tokens processed."""
-
-    metrics: dict[str, Metric]
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    tokens: int = 0

@@ -1,4 +1,4 @@
-"""Configuration files: typing mistakes are refused by name, overrides mean what they say, nothing is lost on the way."""
+"""Configuration files: typing mistakes are refused by name, and overrides mean what they say."""
 
 from __future__ import annotations
 

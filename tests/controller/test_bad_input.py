@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,33 @@ class TestBeforeTheModelLoads:
     def test_row_longer_than_the_models_positions(self, tmp_path, tiny_folder):
         config = tiny_config(tmp_path, tiny_folder, rollout={"sampling": {"max_response_length": 1000}})
         refused(config, "rollout.sampling.max_response_length", "1024")
+
+    @pytest.mark.parametrize("template", ["hello", "{% for m in messages %}{{ m['role'] }}{% endfor %}"])
+    def test_chat_template_that_drops_the_prompt(self, tmp_path, tiny_folder, template):
+        (tmp_path / "chat.jinja").write_text(template)
+        config = tiny_config(tmp_path, tiny_folder, model={"chat_template": str(tmp_path / "chat.jinja")})
+        refused(config, "model.chat_template", "same")
+
+    def test_reward_file_that_exits(self, tmp_path, tiny_folder):
+        config = tiny_config(tmp_path, tiny_folder)
+        (tmp_path / "reward.py").write_text("import sys\nsys.exit(0)\n")
+        refused(config, "reward.py", "SystemExit")
+
+    def test_resume_word_with_a_typing_mistake(self, tmp_path, tiny_folder):
+        refused(tiny_config(tmp_path, tiny_folder, checkpoint={"resume": "atuo"}), "checkpoint.resume", "auto")
+
+    def test_critic_of_another_vocabulary(self, tmp_path, tiny_folder):
+        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        other = LlamaConfig(
+            vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+        LlamaForCausalLM(other).save_pretrained(tmp_path / "critic")
+        AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "critic")
+        config = tiny_config(
+            tmp_path, tiny_folder, algorithm={"name": "ppo"}, critic={"path": str(tmp_path / "critic")}
+        )
+        refused(config, "critic.path", "vocabulary")
 
     def test_pass_at_more_than_sampled(self, tmp_path, tiny_folder):
         source = {"type": "file", "path": str(tmp_path / "rows.jsonl")}
@@ -181,6 +209,35 @@ def test_a_reward_that_raises_hangs_or_is_no_number_costs_its_rows(tmp_path, tin
     assert not psutil.Process().children(recursive=True)
 
 
+def test_weights_that_are_not_the_architectures_are_refused(tmp_path, tiny_folder):
+    folder = tmp_path / "deeper"
+    shutil.copytree(tiny_folder, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 4}))
+    refused(tiny_config(tmp_path, folder), "model.path", "random", "layers.2")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("r.__class__ and dataclasses.replace(r, loss_mask=r.loss_mask[:-1])", "length"),
+        ("dataclasses.replace(r, loss_mask=r.loss_mask | True)", "within the prompt"),
+        ("dataclasses.replace(r, logprobs=r.logprobs * np.nan)", "finite"),
+        ("dataclasses.replace(r, prompt=dataclasses.replace(prompt))", "another prompt"),
+        ("exec('raise SystemExit(0)')", "SystemExit"),
+    ],
+)
+def test_rollouts_that_do_not_fit_together_are_refused(tmp_path, tiny_folder, fault: str, words: str):
+    (tmp_path / "program.py").write_text(
+        "import dataclasses\nimport numpy as np\n"
+        "from surefoot.rollout.single_turn import single_turn\n"
+        "async def wrong(prompt, engine, context):\n"
+        f"    return [{fault} for r in await single_turn(prompt, engine, context)]\n"
+    )
+    with pytest.raises(RunError, match=words):
+        run_training(tiny_config(tmp_path, tiny_folder, rollout={"program": f"{tmp_path / 'program.py'}:wrong"}))
+
+
 def test_a_program_that_fails_on_some_prompts_costs_those(tmp_path, tiny_folder):
     (tmp_path / "program.py").write_text(
         "from surefoot.rollout.single_turn import single_turn\n"
@@ -210,7 +267,7 @@ def test_a_run_on_nan_weights_stops_and_says_so(tmp_path, tiny_folder):
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = torch.nan
     model.save_pretrained(tmp_path / "nan")
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "nan")
-    with pytest.raises((RunError, UserError), match="finite|NaN|nan"):
+    with pytest.raises((RunError, UserError), match=r"finite|NaN|nan"):
         run_training(tiny_config(tmp_path, tmp_path / "nan"))
 
 
@@ -305,6 +362,39 @@ def test_an_interrupted_run_saves_exits_130_and_goes_on_equal(tmp_path, tiny_fol
     from .test_run import assert_equal_runs
 
     assert_equal_runs(config, whole, more)
+
+
+def test_a_run_interrupted_in_its_first_step_goes_on(tmp_path, tiny_folder):
+    evaluation = {"sources": [{"type": "file", "path": str(tmp_path / "rows.jsonl"), "limit": 4}], "hold_out": False}
+    slow = "import time\ndef slow(item):\n    time.sleep(0.4)\n    return 1.0\n"
+    config = tiny_config(tmp_path, tiny_folder, eval=evaluation, train={"steps": 2})
+    (tmp_path / "reward.py").write_text(slow.replace("slow", "digits"))
+    process = start(write_config(tmp_path, config))
+    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") == 1):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    (tmp_path / "reward.py").write_text("def digits(item):\n    return 1.0\n")
+    run_training(config)
+    assert [row["step"] for row in metrics_of(config)] == [0, 1, 2]
+
+
+def test_updates_with_nothing_to_learn_count_in_the_schedule(tmp_path, tiny_folder):
+    (tmp_path / "late.py").write_text(
+        "calls = [0]\ndef late(item):\n    calls[0] += 1\n"
+        "    return float(len(item.response) + calls[0] % 3) if calls[0] > 32 else 0.0\n"
+    )
+    reward = {"functions": [{"type": "python", "function": f"{tmp_path / 'late.py'}:late"}], "workers": 0}
+    optimizer = {"schedule": "linear", "learning_rate": 1e-3}
+    config = tiny_config(tmp_path, tiny_folder, rewards=reward, train={"optimizer": optimizer})
+    run_training(config)
+    rows = metrics_of(config)
+    assert [row["actor/empty_updates"] for row in rows] == [1, 1, 0, 0]
+    assert [row["actor/lr"] for row in rows[2:]] == pytest.approx([5e-4, 2.5e-4])
 
 
 def test_the_command_line_gives_one_message_and_the_right_exit_code(tmp_path, tiny_folder):

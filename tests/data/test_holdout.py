@@ -29,5 +29,5 @@ def test_it_can_be_turned_off(tmp_path, tiny_folder):
 
 def test_nothing_left_is_refused(tmp_path, tiny_folder):
     source = {"type": "file", "path": str(tmp_path / "rows.jsonl")}
-    with pytest.raises(UserError, match="eval.hold_out"):
+    with pytest.raises(UserError, match=r"eval\.hold_out"):
         preflight(tiny_config(tmp_path, tiny_folder, eval={"sources": [source]}))

@@ -72,8 +72,8 @@ def test_evaluation_rows_do_not_interrupt_a_series():
 
 FIRES = {
     "alarm-nan": ([{"actor/loss": 0.1}, {"actor/loss": math.nan}], 2),
-    "alarm-entropy-collapse": ([{"actor/entropy": v} for v in (0.5, 0.1, 0.009, 0.008, 0.007)], 5),
-    "alarm-entropy-explosion": ([{"actor/entropy": v} for v in (0.5, 0.5, 0.5, 1.0, 1.6, 1.7, 1.8)], 7),
+    "alarm-entropy-collapse": ([{"rollout/entropy": v} for v in (0.5, 0.1, 0.009, 0.008, 0.007)], 5),
+    "alarm-entropy-explosion": ([{"rollout/entropy": v} for v in (0.5, 0.5, 0.5, 1.0, 1.6, 1.7, 1.8)], 7),
     "alarm-first-ratio": ([{"actor/first_ratio_gap": 0.02}] * 3, 3),
     "alarm-engine-gap": ([{"actor/engine_gap": 0.2}] * 3, 3),
     "alarm-critic": ([{"critic/explained_variance": -0.6}] * 3, 3),
@@ -105,7 +105,9 @@ def test_each_alarm_fires_when_it_should_and_once(code: str):
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param([{"actor/entropy": 0.05}] * 3 + [{"actor/entropy": 0.3}] * 9, id="a tiny entropy that triples"),
+        pytest.param(
+            [{"rollout/entropy": 0.05}] * 3 + [{"rollout/entropy": 0.3}] * 9, id="a tiny entropy that triples"
+        ),
         pytest.param(
             [{"rollout/length_mean": 100.0 * 1.1**i, "eval/score": 0.2 + 0.02 * i} for i in range(30)],
             id="long answers that help",
@@ -154,7 +156,7 @@ def test_a_healthy_run_with_noise_rings_nothing(seed: int, steps: int, growth: f
             "rollout/length_mean": 100 * (1 + growth * done) * math.exp(rng.gauss(0, 0.1)),
             "actor/loss": rng.gauss(0, 0.1),
             "actor/grad_norm": math.exp(rng.gauss(0, 1)),
-            "actor/entropy": 0.1 + 0.5 * (1 - done) * math.exp(rng.gauss(0, 0.2)),
+            "rollout/entropy": 0.1 + 0.5 * (1 - done) * math.exp(rng.gauss(0, 0.2)),
             "actor/first_ratio_gap": abs(rng.gauss(0, 1e-4)),
             "actor/engine_gap": abs(rng.gauss(0.01, 0.01)),
             "actor/kl_ref": abs(rng.gauss(0.1 * done, 0.05)),

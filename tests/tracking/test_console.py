@@ -31,7 +31,7 @@ FULL_ROW = {
     "rollout/length_mean": 12.34,
     "rollout/length_max": 40,
     "rollout/truncated": 0.25,
-    "actor/entropy": 0.81,
+    "rollout/entropy": 0.81,
     "actor/kl_ref": 0.002,
     "actor/grad_norm": 0.8,
     "actor/lr": 2e-5,

@@ -17,14 +17,14 @@ def make_sample(
     loss_mask = np.zeros(len(ids), bool)
     loss_mask[len(prompt) :] = True if mask is None else np.array(mask, bool)
     column = loss_mask.astype(np.float32)
-    defaults = dict(
-        rollout_logprobs=-column,
-        old_logprobs=None,
-        ref_logprobs=None,
-        values=None,
-        advantages=column * advantage,
-        returns=None,
-    )
+    defaults = {
+        "rollout_logprobs": -column,
+        "old_logprobs": None,
+        "ref_logprobs": None,
+        "values": None,
+        "advantages": column * advantage,
+        "returns": None,
+    }
     return Sample(group=group, prompt_length=len(prompt), token_ids=ids, loss_mask=loss_mask, **{**defaults, **fields})
 
 

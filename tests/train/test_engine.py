@@ -98,7 +98,7 @@ def test_no_row_sees_another(tiny_folder):
 
 
 def deltas(folder, samples, keys=None, **options) -> dict[str, torch.Tensor]:
-    """How one update with plain SGD-like size changes each weight: the clipped gradient itself, through Adam's masters."""
+    """The gradient of one update, before clipping."""
     trainer = engine(folder, want_entropy=True, **options)
     captured: dict[str, torch.Tensor] = {}
     original = trainer.optimizer.step

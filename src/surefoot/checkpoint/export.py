@@ -46,6 +46,7 @@ def export(
         UserError: `export-target`: the folder holds something. `config-bad-value`: no such dtype.
         RunError: `export-keys`: tensors are missing or left over. `disk-full`.
     """
+    folder = folder.resolve()
     _check_request(folder, dtype)
     as_adapter = hasattr(model, "peft_config") and not merge_adapter
     temporary = folder.with_name(f".{folder.name}.tmp")

@@ -42,7 +42,17 @@ def find_resume(folder: Path, word: str, used: bool = False) -> Resume:
         return Resume(None)
     if word == "auto":
         return _newest_in(folder)
-    return _from_path(folder, Path(word))
+    if "/" not in word and not Path(word).exists():
+        near = nearest(word, ["auto", "never"])
+        raise UserError(
+            "checkpoint-not-found",
+            "there is no such folder",
+            key="checkpoint.resume",
+            got=word,
+            want="auto, never, or the path of a checkpoint or run folder",
+            hint=f"Did you mean {near}?" if near else None,
+        )
+    return _from_path(folder, Path(word).expanduser())
 
 
 def resolve_checkpoint(path: Path) -> Resume:

@@ -153,7 +153,7 @@ def load(path: Path, verify: bool = True) -> Checkpoint:
                 return Checkpoint(path, manifest, json.loads((path / STATE).read_text("utf-8")))
         except ValueError as error:
             problem = str(error)
-    hint = "Take an older one with checkpoint.resume=PATH."
+    hint = f"Delete {path}: checkpoint.resume=auto then takes the one before it."
     raise RunError("checkpoint-corrupt", f"{path} can't be loaded: {problem}", hint=hint)
 
 

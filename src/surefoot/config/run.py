@@ -28,7 +28,7 @@ class EvalRunConfig(EvalConfig):
 class RunConfig(Section):
     """One run: `surefoot train FILE [key.sub=value ...]`."""
 
-    name: str = Field(default="run", pattern=r"^[\w.-]+$")
+    name: str = Field(default="run", pattern=r"^\w[\w.-]*$")
     """Name of the run and of its folder."""
     output_dir: str = "runs"
     """Where run folders go: the run writes to `output_dir/name`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from .base import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -14,7 +16,7 @@ class OptimizerConfig(Section):
 
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of the actor."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's two decay rates."""
     eps: PositiveFloat = 1e-8
     """Adam's epsilon."""
@@ -69,7 +71,7 @@ class EvalConfig(Section):
     """Evaluate the untrained model too, so that there is something to compare with."""
     samples_per_prompt: Positive = 1
     """Responses per prompt."""
-    pass_at: list[Positive] = Field(default_factory=lambda: [1])
+    pass_at: list[Positive] = Field(default_factory=lambda: [1], min_length=1)
     """Report pass@k (unbiased, arXiv:2107.03374) for these k. A response passes when its score reaches `pass_score`."""
     hold_out: bool = True
     """Leave prompts that the evaluation has out of training; their number is said."""

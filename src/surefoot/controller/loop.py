@@ -57,7 +57,8 @@ async def train(run: Run) -> None:
     run.stop.defer()
     progress.cursor = run.ready.sampler.state_dict()
     try:
-        if progress.step == 0 and config.eval is not None and config.eval.before_training:
+        known = any(row["step"] == 0 for row in run.trackers.rows)  # a run that was interrupted in its first step
+        if progress.step == 0 and not known and config.eval is not None and config.eval.before_training:
             run.trackers.log(0, await run.stop.unless_requested(held_out(run)) | run.trackers.clock.lap())
         while progress.step < config.train.steps:
             await step(run, progress.step + 1)
@@ -165,6 +166,7 @@ def update_actor(run: Run, samples: Sequence[Sample]) -> tuple[dict[str, Metric]
             kept = [i for i in batch if samples[i].weight > 0]
             active = [i for i in kept if idle_rows_matter or samples[i].advantages.any()]
             if not active:
+                run.engines.actor.updates_done += 1  # the schedule counts updates that had nothing to learn too
                 continue
             counts = denominators_of([samples[i] for i in kept])
             report = run.engines.actor.update([samples[i] for i in active], objective, counts)
@@ -172,7 +174,8 @@ def update_actor(run: Run, samples: Sequence[Sample]) -> tuple[dict[str, Metric]
             for i, output in zip(active, report.outputs, strict=True):
                 logprobs[i] = output if logprobs[i] is None else logprobs[i]
     metrics = {f"actor/{name}": metric for name, metric in merge_metrics([r.metrics for r in reports]).items()}
-    if reports and "ratio_gap" in reports[0].metrics:
+    several = config.train.passes_per_step * config.train.updates_per_step > 1
+    if several and reports and "ratio_gap" in reports[0].metrics:  # a single update has ratio 1 by definition
         metrics["actor/first_ratio_gap"] = reports[0].metrics["ratio_gap"]
     wanted = config.train.passes_per_step * config.train.updates_per_step
     metrics["actor/empty_updates"] = Metric(float(wanted - len(reports)), kind="sum")
@@ -230,6 +233,7 @@ async def held_out(run: Run) -> dict[str, float]:
     assert ready.eval_prompts is not None
     with run.trackers.phase("eval"):
         metrics, _ = await evaluate(run.collector, ready.eval_prompts.prompts, ready.config.eval, ready.config.seed)
+    run.collector.rewards.metrics()  # what judging cost here is no part of the next step's
     return metrics
 
 
@@ -272,6 +276,7 @@ async def record(
         trackers.sample(number, rollouts[number % len(rollouts)])
     if config.checkpoint.every and number % config.checkpoint.every == 0:
         run.saver.save_once(run.engines, run.progress)
+        trackers.clock.lap()  # saving is no part of the next step's time
     _end_if_asked(run, alarms)
 
 

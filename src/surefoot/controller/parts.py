@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..algorithms.warmup import WarmupState
 from ..config import RunConfig
@@ -96,12 +97,21 @@ def load_engines(ready: Preflight) -> Engines:
         temperature=temperature,
         peak_rate=train.optimizer.learning_rate,
         total_updates=updates * train.passes_per_step,
-        want_entropy=True,
+        want_entropy=algorithm.needs_entropy_grad,
         compile_blocks=config.model.compile,
     )
-    rows = config.rollout.max_concurrent_rows
-    sampler = EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
-    return Engines(actor, critic, reference, sampler, device)
+    return Engines(actor, critic, reference, _sampler(ready, policy, device), device)
+
+
+def load_sampler(ready: Preflight) -> EmbeddedEngine:
+    """Load the policy alone, to sample from it."""
+    device = pick_device(ready.config)
+    return _sampler(ready, load_policy(ready.config.model, device).requires_grad_(False), device)
+
+
+def _sampler(ready: Preflight, policy: nn.Module, device: torch.device) -> EmbeddedEngine:
+    rows = ready.config.rollout.max_concurrent_rows
+    return EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
 
 
 def make_collector(ready: Preflight, engine: EmbeddedEngine, rewards: RewardRunner) -> RolloutCollector:

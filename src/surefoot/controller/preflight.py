@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..algorithms.resolve import fill, resolve
 from ..algorithms.table import Algorithm
@@ -55,8 +55,6 @@ def preflight(config: RunConfig) -> Preflight:
     check_rewards(config)
     program = load_program(config.rollout)
     model_path = resolve_model(config.model.path)
-    if config.critic is not None and config.critic.path is not None:
-        resolve_model(config.critic.path, "critic.path")
     tokenizer = load_tokenizer(model_path, config.model.chat_template, config.model.trust_remote_code)
     stop_ids = stop_token_ids(model_path, tokenizer)
     _check_positions(config, model_path)
@@ -132,9 +130,17 @@ def _check_filters(config: RunConfig) -> None:
 
 def _check_positions(config: RunConfig, model_path: str) -> None:
     """A row that is longer than the model's positions fails at the first prompt of full length: refuse it now."""
-    from transformers import AutoConfig
-
-    text = AutoConfig.from_pretrained(model_path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    text = _text_config(model_path, config.model.trust_remote_code, "model.path")
+    if config.critic is not None and config.critic.path is not None:
+        critic = _text_config(resolve_model(config.critic.path, "critic.path"), False, "critic.path")
+        if critic.vocab_size != text.vocab_size:
+            raise UserError(
+                "config-conflict",
+                "the critic reads the actor's token ids, so both need the same vocabulary",
+                key="critic.path",
+                got=f"{critic.vocab_size} tokens",
+                want=f"{text.vocab_size} tokens, as {config.model.path} has",
+            )
     positions = getattr(text, "max_position_embeddings", None)
     samplings = {"rollout": config.rollout.sampling} | ({"eval": config.eval.sampling} if config.eval else {})
     for section, sampling in samplings.items():
@@ -147,6 +153,15 @@ def _check_positions(config: RunConfig, model_path: str) -> None:
                 got=f"{config.data.max_prompt_length} + {sampling.max_response_length} = {longest} tokens",
                 want=f"at most {positions} in all",
             )
+
+
+def _text_config(path: str, trust_remote_code: bool, key: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+    except Exception as error:
+        raise UserError("model-unusable", f"its config.json cannot be read: {error}", key=key, got=path) from error
 
 
 def _check_device(config: RunConfig) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..config.rollout import SamplingConfig
 from ..data.template import Template
 from ..errors import RunError, SurefootError
@@ -64,10 +66,10 @@ class RolloutCollector:
             )
             try:
                 rollouts = await self.program(prompt, self.engine, context)
-                _check(rollouts, num_samples)
+                _check(rollouts, prompt, num_samples)
             except SurefootError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failures[prompt.id] = f"{type(error).__name__}: {error}"
                 return
             for rollout in rollouts:
@@ -93,9 +95,19 @@ class RolloutCollector:
         return Collected([scored[i] for i in ranked], failures)
 
 
-def _check(rollouts: object, num_samples: int) -> None:
+def _check(rollouts: object, prompt: Prompt, num_samples: int) -> None:
     """What a user's program must return."""
     if not isinstance(rollouts, list) or not all(isinstance(r, Rollout) for r in rollouts):
         raise TypeError(f"the program must return a list of Rollout, not {type(rollouts).__name__}")
     if len(rollouts) != num_samples or {r.sample_index for r in rollouts} != set(range(num_samples)):
         raise ValueError(f"the program must return one rollout for each sample index 0 to {num_samples - 1}")
+    for rollout in rollouts:
+        columns = (rollout.token_ids, rollout.loss_mask, rollout.logprobs, rollout.policy_version)
+        if len({len(column) for column in columns}) != 1:
+            raise ValueError(f"the columns of a rollout differ in length: {[len(column) for column in columns]}")
+        if rollout.prompt is not prompt:
+            raise ValueError(f"a rollout of another prompt: {rollout.prompt.id}")
+        if rollout.loss_mask[: len(prompt.token_ids)].any():
+            raise ValueError("loss_mask is set within the prompt, which the policy did not choose")
+        if not np.isfinite(rollout.logprobs).all():
+            raise ValueError("a log-probability is not finite")

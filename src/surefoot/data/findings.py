@@ -48,7 +48,8 @@ def _repeats(prompts: Sequence[Prompt]) -> list[str]:
     lines: list[str] = []
     if count := duplicates(prompts):
         text, times = Counter(map(prompt_key, prompts)).most_common(1)[0]
-        lines.append(f"{count} of {len(prompts)} training prompts repeat an earlier one; {times} times: {'…' * (len(text) > 60) + text[-60:]!r}.")
+        tail = "…" * (len(text) > 60) + text[-60:]
+        lines.append(f"{count} of {len(prompts)} training prompts repeat an earlier one; {times} times: {tail!r}.")
     if wrong := contradictions(prompts):
         lines.append(f"{len(wrong)} training prompts have another answer than the same prompt before: {wrong[0].id}.")
     return lines

@@ -232,7 +232,16 @@ def make_template(
     adds_bos = tokenizer.bos_token_id is not None and with_special[:1] == [tokenizer.bos_token_id]
     template = Template(tokenizer, kwargs, stops, adds_bos, content_parts=False)
     parts = Template(tokenizer, kwargs, stops, adds_bos, content_parts=True)
-    return parts if template.has_chat and not _shows(template) and _shows(parts) else template
+    if not template.has_chat or _shows(template):
+        return template
+    if _shows(parts):
+        return parts
+    raise UserError(
+        "data-template",
+        "the chat template does not show what the user says: every prompt would be the same",
+        key="model.chat_template",
+        got=str(tokenizer.chat_template)[:200],
+    )
 
 
 def _shows(template: Template) -> bool:

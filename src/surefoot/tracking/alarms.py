@@ -22,7 +22,7 @@ Check: TypeAlias = Callable[[Rows, AlarmsConfig], str | None]
 _VITAL = (
     "actor/loss",
     "actor/grad_norm",
-    "actor/entropy",
+    "rollout/entropy",
     "actor/kl_ref",
     "critic/loss",
     "critic/grad_norm",
@@ -80,7 +80,7 @@ def not_a_number(rows: Rows, config: AlarmsConfig) -> str | None:
 
 def entropy_collapse(rows: Rows, config: AlarmsConfig) -> str | None:
     """Entropy below the floor for `window` steps."""
-    recent = _last(rows, "actor/entropy", config.window)
+    recent = _last(rows, "rollout/entropy", config.window)
     if not _all(recent, lambda nats: nats < config.entropy_floor):
         return None
     return (
@@ -91,7 +91,7 @@ def entropy_collapse(rows: Rows, config: AlarmsConfig) -> str | None:
 
 def entropy_explosion(rows: Rows, config: AlarmsConfig) -> str | None:
     """Entropy over a multiple of its start for `window` steps."""
-    start, recent = _start_and_last(rows, "actor/entropy", config.window)
+    start, recent = _start_and_last(rows, "rollout/entropy", config.window)
     if start is None or not _all(recent, lambda v: v > max(config.entropy_growth * start, start + _MIN_ENTROPY_RISE)):
         return None
     return (

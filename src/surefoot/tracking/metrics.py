@@ -31,6 +31,11 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
         "rollout/length_min": Metric(min(lengths), kind="min"),
         "rollout/prompt_length_mean": _mean([len(rollout.prompt.token_ids) for rollout in rollouts]),
     }
+    tokens = sum(lengths)
+    if tokens:
+        # Minus the log-probability of what was sampled has the entropy as its mean, and every row has it for nothing.
+        surprise = -sum(float(rollout.logprobs[rollout.loss_mask].sum()) for rollout in rollouts)
+        metrics["rollout/entropy"] = Metric(surprise / tokens, weight=tokens)
     return metrics | _reward_metrics(rollouts)
 
 

@@ -185,7 +185,7 @@ _PLAIN = {
     "reward/mean": "reward",
     "eval/score": "held-out",
     "rollout/length_mean": "length",
-    "actor/entropy": "entropy",
+    "rollout/entropy": "entropy",
     "actor/kl_ref": "kl",
     "actor/loss": "loss",
     "actor/grad_norm": "grad",
@@ -232,7 +232,7 @@ def _metric_lines(page: Page, row: Row, width: int) -> list[tuple[str, str]]:
         longest = f"  max {row['rollout/length_max']:.0f}" if "rollout/length_max" in row else ""
         lines.append(("response", f"{row['rollout/length_mean']:.1f} tokens{longest}  cut at the limit {cut:.0%}"))
     policy = _words(
-        row, {"actor/entropy": "entropy", "actor/kl_ref": "kl", "actor/grad_norm": "grad", "actor/lr": "lr"}
+        row, {"rollout/entropy": "entropy", "actor/kl_ref": "kl", "actor/grad_norm": "grad", "actor/lr": "lr"}
     )
     if row.get("warmup/actor_trains", 1) == 0:
         policy = f"waits for the critic's warm-up  {policy}"

@@ -16,7 +16,7 @@ COMPARED = (
     "reward/mean",
     "rollout/length_mean",
     "rollout/truncated",
-    "actor/entropy",
+    "rollout/entropy",
     "actor/kl_ref",
     "critic/explained_variance",
     "throughput/tokens_per_second",

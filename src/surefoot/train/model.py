@@ -91,13 +91,22 @@ def _load_causal_lm(path: str, dtype: str, trust_remote_code: bool, device: torc
     try:
         hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         attention.check_supported(hf_config)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
+            folder, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, output_loading_info=True
+        )
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # each file format raises errors of its own kind
         raise UserError(
             "model-load", f"not loadable as a causal language model: {error}", key="model.path", got=path
         ) from error
+    if wrong := [*sorted(found["missing_keys"]), *map(str, found["mismatched_keys"])]:
+        raise UserError(
+            "model-load",
+            "the weights are not those of the architecture that config.json describes; layers would start at random",
+            key="model.path",
+            got=f"{len(wrong)} tensors missing or of another shape, the first {wrong[0]}",
+        )
     model = cast(Any, model).to(device)
     # An embedding with a padding index gives that token no gradient; where pad is the end-of-sequence token, the
     # model could never learn about its end. There is no padding here.
