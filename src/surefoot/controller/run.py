@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from contextlib import ExitStack
 from typing import Any
@@ -133,18 +132,6 @@ def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
     }
 
 
-def _keep_freed_memory() -> None:
-    """Let glibc keep the large buffers that every step frees and takes again.
-
-    Giving them back to the system and faulting them in anew took a tenth of a CPU training step.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        mmap_threshold, trim_threshold = -3, -1  # malloc.h: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        libc.mallopt(mmap_threshold, 32 << 20)  # glibc's upper bound: larger buffers still go back
-        libc.mallopt(trim_threshold, 2**31 - 1)
-
-
 def _count(parameters: int) -> str:
     return f"{parameters / 1e6:.0f} M" if parameters >= 1e7 else f"{parameters / 1e3:.0f} K"
 
@@ -154,12 +141,10 @@ def _more(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Settings of the whole process: threads, memory that is kept, libraries that don't draw over the display."""
+    """Settings of the whole process: threads, and libraries that don't draw over the display."""
     import torch
 
     torch.set_num_threads(config.threads or available_cores())
-    if pick_device(config).type == "cpu":
-        _keep_freed_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 

@@ -28,7 +28,7 @@ class SamplingBatch:
     seeds: Tensor  # [B] int64
     temperature: Tensor | None  # [B, 1] float32, 1 for greedy rows; None when all are 1
     greedy: Tensor | None  # [B] bool
-    top_k: Tensor | None  # [B, 1] int64, the vocabulary's size where off
+    top_k: Tensor | None  # [B, 1] int64, 0 where off
     top_p: Tensor | None  # [B, 1] float32, 1 where off
     min_p: Tensor | None  # [B, 1] float32, 0 where off
 
