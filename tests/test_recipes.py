@@ -31,7 +31,7 @@ def train(tmp_path: Path, recipe: str, *overrides: str) -> Path:
 
 
 def test_quickstart_learns_within_its_memory(tmp_path: Path):
-    run = train(tmp_path, "quickstart.yaml", "train.steps=14")
+    run = train(tmp_path, "quickstart.yaml", "train.steps=14", "checkpoint.every=5")
     summary = json.loads((run / "summary.json").read_text())
     rows = read_metrics(run / "metrics.jsonl")
     assert summary["status"] == "finished"
