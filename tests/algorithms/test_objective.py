@@ -186,7 +186,7 @@ def test_the_importance_weight_scales_the_gradient_and_has_none() -> None:
 def test_without_an_entropy_bonus_the_entropy_is_logged_and_in_no_graph() -> None:
     logprobs, entropy, columns = random_columns([3], [1.0], seed=4)
     objective = PolicyObjective(algorithm())
-    assert not objective.needs_entropy_grad
+    assert not objective.algorithm.needs_entropy_grad
     loss, metrics = objective(logprobs, entropy, columns, counts_of(columns))
     loss.backward()
     assert entropy.grad is None
@@ -194,7 +194,7 @@ def test_without_an_entropy_bonus_the_entropy_is_logged_and_in_no_graph() -> Non
     without, metrics = objective(logprobs, None, columns, counts_of(columns))
     assert without == loss
     assert "entropy" not in metrics
-    assert PolicyObjective(algorithm(entropy_coef=0.1)).needs_entropy_grad
+    assert algorithm(entropy_coef=0.1).needs_entropy_grad
 
 
 def test_the_entropy_bonus_raises_the_entropy() -> None:

@@ -28,11 +28,6 @@ class PolicyObjective:
 
     algorithm: Algorithm
 
-    @property
-    def needs_entropy_grad(self) -> bool:
-        """Whether the entropy must be part of the graph; when not, computing it is for the logs only."""
-        return self.algorithm.needs_entropy_grad
-
     def __call__(
         self, logprobs_T: Tensor, entropy_T: Tensor | None, columns: LossColumns, denominators: Denominators
     ) -> tuple[Tensor, dict[str, Metric]]:
@@ -118,13 +113,8 @@ def _tally_distances(tally: Tally, logprobs_T: Tensor, old_T: Tensor, columns: L
     """How far the policy is from the old one, and the trainer from the engine."""
     # The tokens came from the old policy, so k3 has old in the place of p.
     tally.mean("approx_kl", old_T - logprobs_T)
-    tally.mean("approx_kl_k3", _k3(clamped_log_ratio(logprobs_T, old_T)))
+    tally.mean("approx_kl_k3", kl.k3(old_T, logprobs_T.detach()))
     gap_T = clamped_log_ratio(old_T, columns.rollout_logprobs_T)
     tally.mean("engine_gap", gap_T.abs())
     tally.max("engine_gap_max", gap_T.abs())
-    tally.mean("engine_kl", _k3(gap_T))
-
-
-def _k3(log_ratio_T: Tensor) -> Tensor:
-    log_ratio_T = log_ratio_T.detach()
-    return log_ratio_T.exp() - 1 - log_ratio_T
+    tally.mean("engine_kl", kl.k3(columns.rollout_logprobs_T, old_T))
