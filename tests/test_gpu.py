@@ -9,7 +9,7 @@ import torch
 from surefoot.algorithms.objective import PolicyObjective
 from surefoot.config.model import ModelConfig
 from surefoot.config.train import TrainConfig
-from surefoot.train.engine import TrainEngine
+from surefoot.train.engine import ModuleEngine
 from surefoot.train.model import load_policy
 
 from .controller.tiny_run import metrics_of, tiny_config
@@ -22,9 +22,9 @@ pytestmark = [
 ]
 
 
-def engine(folder, dtype: str, device: str = "cuda", **train) -> TrainEngine:
+def engine(folder, dtype: str, device: str = "cuda", **train) -> ModuleEngine:
     model = load_policy(ModelConfig(path=str(folder), dtype=dtype), torch.device(device))
-    return TrainEngine(model, TrainConfig(steps=1, **train), peak_rate=1e-3)
+    return ModuleEngine(model, TrainConfig(steps=1, **train), peak_rate=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.08)])

@@ -15,7 +15,7 @@ from surefoot.algorithms.resolve import resolve
 from surefoot.config.load import build_config
 from surefoot.config.model import CriticConfig, LoraConfig, ModelConfig
 from surefoot.config.train import TrainConfig
-from surefoot.train.engine import TrainEngine
+from surefoot.train.engine import ModuleEngine
 from surefoot.train.model import load_critic, load_policy
 
 from .rows import make_sample, random_samples
@@ -47,11 +47,11 @@ def engine(
     compile_blocks=False,
     want_entropy=False,
     **train,
-) -> TrainEngine:
+) -> ModuleEngine:
     model = load_policy(
         ModelConfig(path=str(folder), dtype="float32", lora=lora, gradient_checkpointing=checkpointing), CPU
     )
-    return TrainEngine(
+    return ModuleEngine(
         model,
         TrainConfig(steps=1, **train),
         temperature=temperature,
@@ -173,7 +173,7 @@ def test_critic_starts_at_zero_and_learns(tiny_folder):
     from surefoot.algorithms.objective import ValueObjective
 
     model = load_critic(CriticConfig(), ModelConfig(path=str(tiny_folder), dtype="float32"), CPU)
-    trainer = TrainEngine(model, TrainConfig(steps=1), peak_rate=1e-2)
+    trainer = ModuleEngine(model, TrainConfig(steps=1), peak_rate=1e-2)
     samples = random_samples(7)
     values = trainer.values(samples)
     assert all(np.all(v == 0) for v in values)
@@ -187,7 +187,7 @@ def test_critic_starts_at_zero_and_learns(tiny_folder):
 
 def test_bfloat16_keeps_float32_masters_that_small_steps_reach(tiny_folder):
     model = load_policy(ModelConfig(path=str(tiny_folder)), CPU)
-    trainer = TrainEngine(model, TrainConfig(steps=1), peak_rate=1e-7)
+    trainer = ModuleEngine(model, TrainConfig(steps=1), peak_rate=1e-7)
     before = {n: m.clone() for n, m in trainer.optimizer.masters.items()}
     samples = random_samples(8)
     for _ in range(3):
@@ -205,11 +205,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(tiny_folde
         return logprobs.sum() * float("inf"), {}
 
     report = update(trainer, random_samples(9), broken)
-    assert report.metrics["skipped_updates"].value == 1
+    assert report.optimizer["skipped_updates"].value == 1
     assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
 
 
-def test_state_goes_on_bit_for_bit(tiny_folder):
+def test_state_goes_on_bit_for_bit(tiny_folder, tmp_path):
     samples, objective = random_samples(10), PolicyObjective(algorithm(importance_cap=None))
     one = engine(tiny_folder)
     for _ in range(4):
@@ -217,9 +217,10 @@ def test_state_goes_on_bit_for_bit(tiny_folder):
     two = engine(tiny_folder)
     for _ in range(2):
         update(two, samples, objective)
-    masters, moments = ({k: v.clone() for k, v in part.items()} for part in two.state())
+    two.save_weights(tmp_path / "weights")
+    two.save_optimizer(tmp_path / "optimizer")
     three = engine(tiny_folder)
-    three.load_state(masters, moments, two.updates_done)
+    three.load(tmp_path / "weights", tmp_path / "optimizer", two.updates_done)
     for _ in range(2):
         update(three, samples, objective)
     for name, parameter in one.model.named_parameters():

@@ -50,7 +50,7 @@ def test_different_prompts_under_one_group_name_are_not_shared():
 @given(seed=st.integers(0, 1000), budget=st.integers(8, 80), share=st.booleans())
 def test_plans_keep_the_budget_and_every_row(seed: int, budget: int, share: bool):
     rows = random_samples(seed)
-    plans = plan_packs(rows, budget, share)
+    (plans,) = plan_packs(rows, budget, share)
     assert sorted(i for plan in plans for i in plan) == list(range(len(rows)))
     for plan in plans:
         packed = pack(rows, plan, share)

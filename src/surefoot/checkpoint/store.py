@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import RunError
 from ..tracking.environment import versions
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 _TRASH = ".trash-"
 
+Component: TypeAlias = "Mapping[str, torch.Tensor] | Callable[[Path], None]"
+
 
 def save(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    components: Mapping[str, Component],
     state: Mapping[str, Any],
     keep_last: int,
     config_yaml: str = "",
@@ -51,8 +53,8 @@ def save(
     Args:
         folder: Where the run's checkpoints lie.
         step: Steps done.
-        tensors: Component (`actor`, `actor_optimizer`, `critic`, `rng`, ...) -> name -> tensor, on any device. Each
-            component becomes one safetensors file.
+        components: By name (`actor`, `actor_optimizer`, `critic`, `random`, ...): tensors by name, on any device, or
+            a function that writes them to the path that it is given. Each becomes one safetensors file.
         state: What is not a tensor: plain data that JSON gives back unchanged (text keys, lists, numbers).
         keep_last: How many whole ones to keep; those with a file `KEEP` in them are not counted and stay.
         config_yaml: The resolved configuration: with it, the checkpoint can be exported wherever it lies.
@@ -68,7 +70,7 @@ def save(
     _promote(folder)
     with naming_full_disk(temporary):
         try:
-            _write(temporary, step, tensors, state, config_yaml)
+            _write(temporary, step, components, state, config_yaml)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -120,11 +122,30 @@ class Checkpoint:
         """
         from safetensors.torch import load_file
 
+        return load_file(self.file(component))
+
+    def shapes(self, component: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a component's tensors by name; nothing else is read.
+
+        Raises:
+            RunError: `checkpoint-mismatch` when there is no such component.
+        """
+        from safetensors import safe_open
+
+        with safe_open(self.file(component), "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+    def file(self, component: str) -> Path:
+        """Return the safetensors file of a component.
+
+        Raises:
+            RunError: `checkpoint-mismatch` when there is no such component.
+        """
         if component not in self.components:
             raise RunError(
                 "checkpoint-mismatch", f"{self.path} has no {component!r}", want=component, got=self.components
             )
-        return load_file(self.path / f"{component}.safetensors")
+        return self.path / f"{component}.safetensors"
 
     @property
     def config_yaml(self) -> str | None:
@@ -160,7 +181,7 @@ def load(path: Path, verify: bool = True) -> Checkpoint:
 def _write(
     target: Path,
     step: int,
-    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    components: Mapping[str, Component],
     state: Mapping[str, Any],
     config_yaml: str,
 ) -> None:
@@ -168,11 +189,15 @@ def _write(
 
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    for component, by_name in tensors.items():
-        save_file(_storable(by_name), target / f"{component}.safetensors")
+    for name, component in components.items():
+        path = target / f"{name}.safetensors"
+        if callable(component):
+            component(path)
+        else:
+            save_file(storable(component), path)
     (target / STATE).write_text(json.dumps(state), "utf-8")
     (target / CONFIG).write_text(config_yaml, "utf-8")
-    names = [*(f"{component}.safetensors" for component in tensors), STATE, CONFIG]
+    names = [*(f"{name}.safetensors" for name in components), STATE, CONFIG]
     files = {name: _entry(target / name) for name in names}
     manifest = Manifest(step, files, versions(), digest(config_yaml.encode()))
     with (target / MANIFEST).open("w", encoding="utf-8") as file:
@@ -182,7 +207,7 @@ def _write(
     fsync_folder(target)
 
 
-def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors contiguous, on the CPU, and with no memory shared, as safetensors wants them."""
     storable: dict[str, torch.Tensor] = {}
     seen: set[int] = set()

@@ -22,7 +22,7 @@ from ..tracking.api import Alarm
 from ..tracking.hub import Trackers
 from ..tracking.metrics import flatten
 from ..tracking.run_folder import RunFolder
-from ..train.engine import TrainEngine, UpdateReport
+from ..train.api import TrainEngine, UpdateReport
 from .evaluate import evaluate
 from .parts import Engines, Progress
 from .preflight import Preflight
@@ -166,14 +166,14 @@ def update_actor(run: Run, samples: Sequence[Sample]) -> tuple[dict[str, Metric]
             kept = [i for i in batch if samples[i].weight > 0]
             active = [i for i in kept if idle_rows_matter or samples[i].advantages.any()]
             if not active:
-                run.engines.actor.updates_done += 1  # the schedule counts updates that had nothing to learn too
+                run.engines.actor.skip_update()
                 continue
             counts = denominators_of([samples[i] for i in kept])
             report = run.engines.actor.update([samples[i] for i in active], objective, counts)
             reports.append(with_idle_rows(report, sum(samples[i].num_model_tokens for i in kept)))
             for i, output in zip(active, report.outputs, strict=True):
                 logprobs[i] = output if logprobs[i] is None else logprobs[i]
-    metrics = {f"actor/{name}": metric for name, metric in merge_metrics([r.metrics for r in reports]).items()}
+    metrics = {f"actor/{name}": metric for name, metric in merge_metrics([r.all_metrics for r in reports]).items()}
     several = config.train.passes_per_step * config.train.updates_per_step > 1
     if several and reports and "ratio_gap" in reports[0].metrics:  # a single update has ratio 1 by definition
         metrics["actor/first_ratio_gap"] = reports[0].metrics["ratio_gap"]
@@ -202,7 +202,7 @@ def update_critic(run: Run, critic: TrainEngine, samples: Sequence[Sample]) -> d
             kept = [samples[i] for i in batch if samples[i].weight > 0]
             if kept:
                 reports.append(critic.update(kept, objective, denominators_of(kept)))
-    metrics = {f"critic/{name}": metric for name, metric in merge_metrics([r.metrics for r in reports]).items()}
+    metrics = {f"critic/{name}": metric for name, metric in merge_metrics([r.all_metrics for r in reports]).items()}
     return metrics | phase_metrics("critic", reports)
 
 

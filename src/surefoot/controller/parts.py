@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from ..algorithms.table import Algorithm
 from ..algorithms.warmup import WarmupState
 from ..config import RunConfig
 from ..records import Rollout, Scores
 from ..rewards.runner import RewardRunner
+from ..rollout.api import InferenceEngine
 from ..rollout.embedded import EmbeddedEngine
 from ..seeds import derive_seed
-from ..train.engine import TrainEngine
+from ..train.api import TrainEngine
+from ..train.engine import ModuleEngine
 from ..train.model import load_critic, load_policy, load_reference
+from ..train.shard import Shards
 from .preflight import Preflight
 from .sampling import RolloutCollector
 from .score_rows import ScoreRow
+
+Role = Literal["actor", "critic", "reference"]
 
 
 @dataclass(slots=True)
@@ -44,7 +50,7 @@ class Engines:
     actor: TrainEngine
     critic: TrainEngine | None
     reference: TrainEngine | None  # None also when the reference is the actor with its adapters off
-    sampler: EmbeddedEngine
+    sampler: InferenceEngine
     device: torch.device
 
     def score(self, rollouts: Sequence[Rollout], want_old: bool, want_reference: bool) -> list[Scores]:
@@ -75,32 +81,56 @@ def load_engines(ready: Preflight) -> Engines:
     config, algorithm = ready.config, ready.algorithm
     device = pick_device(config)
     torch.manual_seed(derive_seed(config.seed, "torch"))
-    train, updates = config.train, config.train.steps * config.train.updates_per_step
-    temperature = config.rollout.sampling.temperature
-    reference = None
+    engines = {role: load_engine(role, config, algorithm, device) for role in roles_of(config, algorithm)}
+    sampler = _sampler(ready, engines["actor"].model, device)
+    return Engines(engines["actor"], engines.get("critic"), engines.get("reference"), sampler, device)
+
+
+def roles_of(config: RunConfig, algorithm: Algorithm) -> list[Role]:
+    """The models that a run trains or scores with, lightest use first. With LoRA the actor is its own reference."""
+    roles: list[Role] = []
     if algorithm.needs_reference and config.model.lora is None:
-        reference = TrainEngine(load_reference(config.model, device), train, temperature=temperature)
-    critic = None
+        roles.append("reference")
     if algorithm.needs_critic:
+        roles.append("critic")
+    return [*roles, "actor"]
+
+
+def load_engine(
+    role: Role, config: RunConfig, algorithm: Algorithm, device: torch.device, shards: Shards | None = None
+) -> ModuleEngine:
+    """Load one role's model into this process, or this process's share of it.
+
+    Raises:
+        UserError: The model cannot be loaded.
+    """
+
+    def load(where: torch.device, empty: bool) -> nn.Module:
+        if role == "actor":
+            return load_policy(config.model, where, empty)
+        if role == "reference":
+            return load_reference(config.model, where, empty)
         assert config.critic is not None
-        critic = TrainEngine(
-            load_critic(config.critic, config.model, device),
-            train,
-            peak_rate=config.critic.learning_rate,
-            total_updates=updates * config.critic.passes_per_step,
-            compile_blocks=config.model.compile,
-        )
-    policy = load_policy(config.model, device)
-    actor = TrainEngine(
-        policy,
-        train,
-        temperature=temperature,
-        peak_rate=train.optimizer.learning_rate,
-        total_updates=updates * train.passes_per_step,
-        want_entropy=algorithm.needs_entropy_grad,
-        compile_blocks=config.model.compile,
-    )
-    return Engines(actor, critic, reference, _sampler(ready, policy, device), device)
+        return load_critic(config.critic, config.model, where, empty)
+
+    train, updates = config.train, config.train.steps * config.train.updates_per_step
+    keys: dict[str, Any] = {}
+    if role == "actor":
+        keys["peak_rate"], keys["total_updates"] = train.optimizer.learning_rate, updates * train.passes_per_step
+        keys["want_entropy"] = algorithm.needs_entropy_grad
+    if role == "critic":
+        assert config.critic is not None
+        keys["peak_rate"] = config.critic.learning_rate
+        keys["total_updates"] = updates * config.critic.passes_per_step
+    if role != "reference":
+        keys["compile_blocks"] = config.model.compile
+    if role != "critic":
+        keys["temperature"] = config.rollout.sampling.temperature
+    whole = None
+    if shards is not None and shards.first:
+        whole = load(torch.device("cpu"), empty=False)
+    model = load(device, empty=shards is not None)
+    return ModuleEngine(model, train, shards=shards, whole=whole, **keys)
 
 
 def load_sampler(ready: Preflight) -> EmbeddedEngine:
@@ -114,6 +144,6 @@ def _sampler(ready: Preflight, policy: nn.Module, device: torch.device) -> Embed
     return EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
 
 
-def make_collector(ready: Preflight, engine: EmbeddedEngine, rewards: RewardRunner) -> RolloutCollector:
+def make_collector(ready: Preflight, engine: InferenceEngine, rewards: RewardRunner) -> RolloutCollector:
     """Tie the sampler, the program and the rewards together."""
     return RolloutCollector(engine, ready.program, ready.template, rewards)

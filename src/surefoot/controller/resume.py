@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from ..algorithms.warmup import WarmupState
-from ..checkpoint.store import Checkpoint, load, save
+from ..checkpoint.store import Checkpoint, Component, load, save
 from ..config import RunConfig, to_yaml
 from ..data.sampler import PromptSampler
 from ..errors import UserError
-from ..train.engine import TrainEngine
+from ..train.api import TrainEngine
 from .parts import Engines, Progress
-
-Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 class Saver:
@@ -34,20 +32,23 @@ class Saver:
         """
         if self._last == progress.step:
             return
-        tensors, state = snapshot(engines, progress, self._sampler)
+        components, state = snapshot(engines, progress, self._sampler)
         keep = self._config.checkpoint.keep_last
-        save(self._folder, progress.step, tensors, state, keep, to_yaml(self._config))
+        save(self._folder, progress.step, components, state, keep, to_yaml(self._config))
         self._last = progress.step
 
 
-def snapshot(engines: Engines, progress: Progress, sampler: PromptSampler) -> tuple[Tensors, dict[str, Any]]:
+def snapshot(
+    engines: Engines, progress: Progress, sampler: PromptSampler
+) -> tuple[dict[str, Component], dict[str, Any]]:
     """Everything that training changes: weights, optimizers, random streams, cursors, running numbers."""
-    tensors: Tensors = {"random": {"torch": torch.get_rng_state()}}
+    random = {"torch": torch.get_rng_state()}
     if engines.device.type == "cuda":
-        tensors["random"]["cuda"] = torch.cuda.get_rng_state(engines.device)
+        random["cuda"] = torch.cuda.get_rng_state(engines.device)
+    components: dict[str, Component] = {"random": random}
     updates: dict[str, int] = {}
     for name, engine in _trained(engines).items():
-        tensors[name], tensors[f"{name}_optimizer"] = engine.state()
+        components[name], components[f"{name}_optimizer"] = engine.save_weights, engine.save_optimizer
         updates[name] = engine.updates_done
     state = {
         "step": progress.step,
@@ -57,7 +58,7 @@ def snapshot(engines: Engines, progress: Progress, sampler: PromptSampler) -> tu
         "updates_done": updates,
         "weights_version": engines.sampler.version,
     }
-    return tensors, state
+    return components, state
 
 
 async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progress:
@@ -72,7 +73,7 @@ async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progr
     sampler.load_state_dict(state["sampler"])
     for name, engine in _trained(engines).items():
         _check_same_parameters(name, engine, saved)
-        engine.load_state(saved.tensors(name), saved.tensors(f"{name}_optimizer"), state["updates_done"][name])
+        engine.load(saved.file(name), saved.file(f"{name}_optimizer"), state["updates_done"][name])
     torch.set_rng_state(random["torch"])
     if engines.device.type == "cuda" and "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], engines.device)
@@ -82,8 +83,7 @@ async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progr
 
 def _check_same_parameters(name: str, engine: TrainEngine, saved: Checkpoint) -> None:
     """A checkpoint of another model, or of other adapters, must not end in a stack trace."""
-    want = {key: tuple(tensor.shape) for key, tensor in engine.state()[0].items()}
-    got = {key: tuple(tensor.shape) for key, tensor in saved.tensors(name).items()}
+    want, got = engine.trained_shapes(), saved.shapes(name)
     if want == got:
         return
     key = next(k for k in [*want, *got] if want.get(k) != got.get(k))

@@ -120,8 +120,7 @@ def run_evaluation(config: RunConfig, model: str | None) -> dict[str, float]:
 def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
     """Lines about the run, for people."""
     config = ready.config
-    total = sum(p.numel() for p in engines.actor.model.parameters())
-    trained = sum(p.numel() for p in engines.actor.model.parameters() if p.requires_grad)
+    total, trained = engines.actor.num_parameters()
     how = "all weights" if trained == total else f"LoRA, {_count(trained)} trained"
     train = config.train
     return {

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from ..errors import UserError
 from .packing import Pack
+from .sequence import SequenceGroup
 
 NAME = "surefoot_packed"
 MASK_ELEMENTS = 1 << 22  # bounds the largest mask (and score matrix) of a batch
@@ -42,9 +43,10 @@ class Layout:
     max_queries: int
     max_keys: int
     padded: tuple[PaddedBatch, ...]
+    sequence: SequenceGroup | None = None  # the queries, keys and values that come are slices of the tokens
 
 
-def build_layout(pack: Pack, device: torch.device, dtype: torch.dtype) -> Layout:
+def build_layout(pack: Pack, device: torch.device, dtype: torch.dtype, sequence: SequenceGroup | None = None) -> Layout:
     """Prepare a packed batch's attention for a device and the precision of its queries and keys."""
     query_lengths = (pack.cu_queries[1:] - pack.cu_queries[:-1]).tolist()
     key_lengths = (pack.cu_keys[1:] - pack.cu_keys[:-1]).tolist()
@@ -56,6 +58,7 @@ def build_layout(pack: Pack, device: torch.device, dtype: torch.dtype) -> Layout
         max_queries=max(query_lengths),
         max_keys=max(key_lengths),
         padded=() if varlen else tuple(_padded_batches(pack, query_lengths, key_lengths, device)),
+        sequence=sequence,
     )
 
 
@@ -117,11 +120,15 @@ def packed_attention(
     """transformers' attention interface: query `[1, H, T, D]`, key and value `[1, KH, T, D]` -> `[1, T, H, D]`."""
     assert packed is not None, "the packed attention is called with packed=Layout only"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    if packed.sequence is not None:
+        q, k, v = (packed.sequence.to_heads(x) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     if packed.padded:
         out = _attend_padded(q, k, v, packed, scale, sliding_window)
     else:
         out = _attend_varlen(q, k, v, packed, scale, sliding_window)
+    if packed.sequence is not None:
+        out = packed.sequence.to_tokens(out)
     return out.unsqueeze(0), None
 
 

@@ -1,11 +1,11 @@
-"""The train engine: one model that scores rows and, when it has an optimizer, learns from samples."""
+"""The train engine: a model in this process, whole or this process's share of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,32 +16,21 @@ from ..algorithms.aggregate import Denominators
 from ..algorithms.columns import LossColumns
 from ..config.train import TrainConfig
 from ..records import Floats, Metric, Sample, merge_metrics
-from . import attention
-from .head import token_logprobs
-from .model import Critic, adapters_off, body_of, head_of
+from .api import Objective, Plan, UpdateReport
+from .model import Batch, Scorer, adapters_off
 from .optim import MasterAdamW, learning_rate
-from .packing import Pack, Row, pack, plan_packs
-
-Objective = Callable[[Tensor, Tensor | None, LossColumns, Denominators], tuple[Tensor, dict[str, Metric]]]
-"""(logprobs or values `[N]`, entropy `[N]` or None, columns, denominators) -> (loss of this part, metrics)."""
+from .packing import Pack, Row, filler, pack, plan_packs
+from .shard import Shards, whole_weights, write_whole
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateReport:
-    """What one update did. `outputs` are the model's own numbers (log-probabilities or values), row by row."""
-
-    metrics: dict[str, Metric]
-    outputs: list[Floats]  # one [L] per sample
-    tokens: int
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-class TrainEngine:
+class ModuleEngine:
     """Runs one model over packed rows.
 
     Args:
         model: A policy (causal language model, PEFT or not) or a `Critic`.
         config: Batch words, memory budget and optimizer.
+        shards: How the model is split over processes; None when this process has it whole. `model` is empty then.
+        whole: The same model with its weights, on the CPU of rank 0; None on the other ranks.
         temperature: Divides the logits in every log-probability, as in the sampler.
         peak_rate: Peak learning rate; None for a frozen model.
         total_updates: Updates of the whole run, for the schedule.
@@ -53,6 +42,8 @@ class TrainEngine:
         model: nn.Module,
         config: TrainConfig,
         *,
+        shards: Shards | None = None,
+        whole: nn.Module | None = None,
         temperature: float = 1.0,
         peak_rate: float | None = None,
         total_updates: int = 1,
@@ -61,35 +52,45 @@ class TrainEngine:
     ) -> None:
         self.model = model
         self.updates_done = 0
+        self._scorer = Scorer(model)
         self._config = config
+        self._shards = shards
         self._temperature = temperature
         self._peak_rate = peak_rate
         self._total_updates = total_updates
         self._want_entropy = want_entropy
-        self._is_critic = isinstance(model, Critic)
-        self._body = cast(Any, model).body if self._is_critic else body_of(model)
-        self._device = next(model.parameters()).device
-        self._dtype = next(self._body.parameters()).dtype
-        self.optimizer = None if peak_rate is None else MasterAdamW(model.named_parameters(), config.optimizer)
+        self._dtype = next(self._scorer.body.parameters()).dtype
         if compile_blocks:
-            for layer in cast(Any, self._body).layers:
+            for layer in cast(Any, self._scorer.body).layers:
                 layer.compile(dynamic=True)
+        if shards is not None:
+            shards.shard(self._scorer, whole, trains=peak_rate is not None)
+        self._device = shards.device if shards is not None else next(model.parameters()).device
+        self.optimizer = None if peak_rate is None else MasterAdamW(model.named_parameters(), config.optimizer)
 
-    def logprobs(self, rows: Sequence[Row], reference: bool = False) -> list[Floats]:
+    def logprobs(self, rows: Sequence[Row], reference: bool = False, plan: Plan | None = None) -> list[Floats]:
         """Log-probabilities `[L]` of each row's model tokens (0 elsewhere). `reference` turns adapters off."""
-        assert not self._is_critic
+        assert not self._scorer.is_critic
         with adapters_off(self.model) if reference else nullcontext():
-            return self._score(rows)
+            return self._score(rows, plan)
 
-    def values(self, rows: Sequence[Row]) -> list[Floats]:
+    def values(self, rows: Sequence[Row], plan: Plan | None = None) -> list[Floats]:
         """The critic's values `[L]` before each model token (0 elsewhere)."""
-        assert self._is_critic
-        return self._score(rows)
+        assert self._scorer.is_critic
+        return self._score(rows, plan)
 
-    def update(self, samples: Sequence[Sample], objective: Objective, denominators: Denominators) -> UpdateReport:
+    def update(
+        self, samples: Sequence[Sample], objective: Objective, denominators: Denominators, plan: Plan | None = None
+    ) -> UpdateReport:
         """One optimizer update on one minibatch, cut into packs that the memory budget allows.
 
         Denominators are counted by the caller over the whole minibatch, so the cut does not change the gradient.
+
+        Args:
+            samples: The minibatch; of a sharded model, this rank's share of it.
+            objective: The loss.
+            denominators: Of the whole minibatch.
+            plan: The packs to compute, as indices into `samples`; equally many on every rank. Left out: planned here.
         """
         assert self.optimizer is not None, "this engine is frozen"
         assert self._peak_rate is not None
@@ -98,14 +99,16 @@ class TrainEngine:
         parts: list[dict[str, Metric]] = []
         tokens = 0
         self.model.train()
-        for packed in self._packs(samples):
+        for packed in self._packs(samples, plan):
             with clock("forward"):
                 out, entropy = self._forward(packed, self._want_entropy)
-                columns = self._columns(samples, packed)
-                loss, metrics = objective(out, entropy, columns, denominators)
+                if packed.rows:
+                    loss, metrics = objective(out, entropy, self._columns(samples, packed), denominators)
+                    parts.append(metrics)
+                else:
+                    loss = out.sum() * 0.0
             with clock("backward"):
                 loss.backward()
-            parts.append(metrics)
             tokens += packed.num_tokens
             _spread(out.detach(), packed, samples, outputs)
         self.model.eval()
@@ -113,50 +116,67 @@ class TrainEngine:
             rate = learning_rate(self.updates_done, self._total_updates, self._config.optimizer, self._peak_rate)
             norm, outcome = self.optimizer.step(rate)
             self.updates_done += 1
-        metrics = merge_metrics(parts)
-        metrics["grad_norm"] = Metric(norm)
-        metrics["lr"] = Metric(rate)
-        metrics["skipped_updates"] = Metric(float(outcome == "skipped"), kind="sum")
-        return UpdateReport(metrics, outputs, tokens, clock.seconds)
+        done = {
+            "grad_norm": Metric(norm),
+            "lr": Metric(rate),
+            "skipped_updates": Metric(float(outcome == "skipped"), kind="sum"),
+        }
+        return UpdateReport(merge_metrics(parts), done, outputs, tokens, clock.seconds)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Master weights and optimizer state, by name: all that training changes."""
-        assert self.optimizer is not None
-        return dict(self.optimizer.masters), self.optimizer.state_tensors()
+    def skip_update(self) -> None:
+        """Count an update that had nothing to learn: the schedule goes by updates."""
+        self.updates_done += 1
 
-    def load_state(self, masters: dict[str, Tensor], optimizer: dict[str, Tensor], updates_done: int) -> None:
-        """Go on exactly where `state` was taken."""
+    def num_parameters(self) -> tuple[int, int]:
+        """How many parameters the model has, and how many of them are trained."""
+        sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+        return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each trained parameter."""
         assert self.optimizer is not None
-        self.optimizer.load(masters, optimizer)
+        return {name: tuple(master.shape) for name, master in self.optimizer.masters.items()}
+
+    def save_weights(self, path: Path) -> None:
+        """Write the master weights whole, from the first process; every process calls."""
+        assert self.optimizer is not None
+        write_whole(self.optimizer.masters, path)
+
+    def save_optimizer(self, path: Path) -> None:
+        """Write the optimizer's state whole, from the first process; every process calls."""
+        assert self.optimizer is not None
+        write_whole(self.optimizer.state_tensors(), path)
+
+    def load(self, weights: Path, optimizer: Path, updates_done: int) -> None:
+        """Go on exactly where the files were written, by however many processes."""
+        assert self.optimizer is not None
+        self.optimizer.load(weights, optimizer)
         self.updates_done = updates_done
 
-    def _packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
-        for members in plan_packs(rows, self._config.max_tokens_per_microbatch, self._config.share_prefixes):
-            yield pack(rows, members, self._config.share_prefixes)
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names and whole tensors in the precision of the forward pass; adapters are merged."""
+        yield from whole_weights(self.model, self._dtype)
+
+    def _packs(self, rows: Sequence[Row], plan: Plan | None) -> Iterator[Pack]:
+        share = self._config.share_prefixes
+        if plan is None:
+            (plan,) = plan_packs(rows, self._config.max_tokens_per_microbatch, share)
+        for members in plan:
+            yield pack(rows, members, share) if members else filler()
 
     @torch.no_grad()
-    def _score(self, rows: Sequence[Row]) -> list[Floats]:
+    def _score(self, rows: Sequence[Row], plan: Plan | None) -> list[Floats]:
         outputs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
         self.model.eval()
-        for packed in self._packs(rows):
+        for packed in self._packs(rows, plan):
             _spread(self._forward(packed, False)[0], packed, rows, outputs)
         return outputs
 
     def _forward(self, packed: Pack, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and entropy, or values, `[N]`."""
-        place = self._device
-        cast(Any, self._body).config._attn_implementation = attention.NAME  # the sampler may have set its own
-        hidden = self._body(
-            input_ids=_to(packed.token_ids, place)[None],
-            position_ids=_to(packed.position_ids, place)[None],
-            use_cache=False,
-            packed=attention.build_layout(packed, place, self._dtype),
-        ).last_hidden_state[0]
-        hidden = hidden.index_select(0, _to(packed.predict, place))
-        if self._is_critic:
-            return cast(Any, self.model).values(hidden), None
-        weight, bias = head_of(self.model)
-        return token_logprobs(hidden, weight, bias, _to(packed.targets, place), self._temperature, entropy)
+        sequence = self._shards.sequence if self._shards is not None else None
+        batch = Batch.of(packed, self._device, self._dtype, sequence)
+        return self._scorer(batch, self._temperature, entropy)
 
     def _columns(self, samples: Sequence[Sample], packed: Pack) -> LossColumns:
         """Gather what the losses read, in packing order."""

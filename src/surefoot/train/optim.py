@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..config.train import OptimizerConfig
+from .shard import full_tensor, put_whole
 
 
 def learning_rate(update: int, total_updates: int, config: OptimizerConfig, peak: float) -> float:
@@ -65,12 +68,13 @@ class MasterAdamW:
         A gradient that is not finite changes nothing: the update is skipped, and the caller counts it.
         """
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
         size = float(norm)
         if not math.isfinite(size):
             self.zero_grad()
             return size, "skipped"
-        torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self._config.max_grad_norm, norm)
+        if size > self._config.max_grad_norm:
+            torch._foreach_mul_(gradients, self._config.max_grad_norm / size)  # pyright: ignore[reportPrivateImportUsage]
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
@@ -99,16 +103,27 @@ class MasterAdamW:
         }
 
     @torch.no_grad()
-    def load(self, masters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Restore master weights and moments exactly, and publish them to the model."""
-        assert masters.keys() == self.masters.keys(), "the saved parameters are not this model's"
-        for name, value in masters.items():
-            self.masters[name].copy_(value)
-        for name, master in self.masters.items():
-            fields = {key.rsplit("/", 1)[1]: value for key, value in state.items() if key.rsplit("/", 1)[0] == name}
-            if fields:
-                self._adam.state[master] = {
-                    field: value.clone() if field == "step" else value.to(master.device, copy=True)
-                    for field, value in fields.items()
-                }
+    def load(self, weights: Path, state: Path) -> None:
+        """Restore master weights and moments exactly from whole tensors on disk, and publish them to the model."""
+        with safe_open(weights, "pt") as file:
+            assert set(file.keys()) == self.masters.keys(), "the saved parameters are not this model's"
+            for name, master in self.masters.items():
+                put_whole(master, file.get_tensor(name))
+        with safe_open(state, "pt") as file:
+            fields: dict[str, list[str]] = {}
+            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                name, field = key.rsplit("/", 1)
+                fields.setdefault(name, []).append(field)
+            for name, master in self.masters.items():
+                if name in fields:
+                    self._adam.state[master] = {
+                        field: self._state_like(master, field, file.get_tensor(f"{name}/{field}"))
+                        for field in fields[name]
+                    }
         self.publish()
+
+    @staticmethod
+    def _state_like(master: Tensor, field: str, whole: Tensor) -> Tensor:
+        if field == "step":
+            return whole
+        return put_whole(torch.zeros_like(master), whole)

@@ -11,7 +11,7 @@ The last token of a row predicts nothing that is trained, so it is never compute
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -57,35 +57,58 @@ class Pack:
         return len(self.token_ids)
 
 
-def plan_packs(rows: Sequence[Row], max_tokens: int, share_prefixes: bool = True) -> list[list[int]]:
-    """Split rows into balanced packs of at most `max_tokens` computed tokens.
+def plan_packs(
+    rows: Sequence[Row], max_tokens: int, share_prefixes: bool = True, ranks: int = 1
+) -> list[list[list[int]]]:
+    """Split rows into balanced packs of at most `max_tokens` computed tokens, equally many for every rank.
 
-    Rows of one group stay together where they fit, so that their prompt is computed once. A row that is longer than
-    the budget gets a pack of its own. Deterministic.
+    Rows of one group stay together where they fit and where no rank is left without work, so that their prompt is
+    computed once. A row that is longer than the budget gets a pack of its own. Deterministic.
+
+    Returns:
+        For each rank its packs, as indices of rows. A pack may be empty: the rank has nothing to compute while others
+        do, and runs a filler in its place, because the collectives of a sharded model count passes.
     """
     units: list[list[int]] = []
+    room = min(max_tokens, -(-_cost_of_groups(rows, share_prefixes) // ranks))
     for members in _groups(rows, share_prefixes):
         unit: list[int] = []
         for index in members:
-            if unit and _cost(rows, [*unit, index], share_prefixes) > max_tokens:
+            if unit and _cost(rows, [*unit, index], share_prefixes) > room:
                 units.append(unit)
                 unit = []
             unit.append(index)
         units.append(unit)
     costs = [_cost(rows, unit, share_prefixes) for unit in units]
     order = sorted(range(len(units)), key=lambda u: (-costs[u], u))
-    count = max(1, -(-sum(costs) // max_tokens))
+    most = max(1, -(-len(units) // ranks))
+    cells = min(most, max(1, -(-sum(costs) // (max_tokens * ranks))))
     while True:
-        bins: list[list[int]] = [[] for _ in range(count)]
-        load = [0] * count
+        bins: list[list[int]] = [[] for _ in range(cells * ranks)]
+        load = [0] * len(bins)
         for u in order:
-            lightest = min(range(count), key=lambda b: (load[b], b))
+            lightest = min(range(len(bins)), key=lambda b: (load[b], b))
             bins[lightest].append(u)
             load[lightest] += costs[u]
-        if max(load) <= max_tokens or count >= len(units):
+        if max(load) <= max_tokens or cells == most:
             break
-        count += 1
-    return [sorted(i for u in sorted(members) for i in units[u]) for members in bins if members]
+        cells += 1
+    packs = [sorted(i for u in sorted(members) for i in units[u]) for members in bins]
+    return [[packs[b] for b in mine] for mine in _deal(load, ranks)]
+
+
+def _deal(load: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal bins to ranks, equally many each: passes that run at the same time are alike, and so are the ranks' sums."""
+    if ranks == 1:
+        return [list(range(len(load)))]
+    order = sorted(range(len(load)), key=lambda b: (-load[b], b))
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    for start in range(0, len(order), ranks):
+        # Back and forth: whoever got the heaviest of this round gets the lightest of the next.
+        turn = range(ranks) if (start // ranks) % 2 == 0 else reversed(range(ranks))
+        for rank, b in zip(turn, order[start : start + ranks], strict=True):
+            hands[rank].append(b)
+    return hands
 
 
 def pack(rows: Sequence[Row], indices: Sequence[int], share_prefixes: bool = True) -> Pack:
@@ -140,6 +163,29 @@ def pack(rows: Sequence[Row], indices: Sequence[int], share_prefixes: bool = Tru
     )
 
 
+def padded(packed: Pack, multiple: int) -> Pack:
+    """Make the number of tokens a multiple, by a segment at the end that nothing sees and that predicts nothing."""
+    missing = -packed.num_tokens % multiple
+    if not missing:
+        return packed
+    fill = np.arange(missing, dtype=np.int32)
+    keys = packed.key_index
+    return replace(
+        packed,
+        token_ids=np.concatenate([packed.token_ids, np.zeros_like(fill)]),
+        position_ids=np.concatenate([packed.position_ids, fill]),
+        cu_queries=np.append(packed.cu_queries, packed.cu_queries[-1] + np.int32(missing)),
+        cu_keys=np.append(packed.cu_keys, packed.cu_keys[-1] + np.int32(missing)),
+        key_index=None if keys is None else np.concatenate([keys, fill + np.int32(packed.num_tokens)]),
+    )
+
+
+def filler() -> Pack:
+    """One token that predicts another: what a rank computes while it has nothing to compute. It belongs to no row."""
+    zero, one = np.zeros(1, np.int32), np.array([0, 1], np.int32)
+    return Pack((), zero, zero, one, one, None, zero, zero, np.zeros(1, np.int32))
+
+
 def _groups(rows: Sequence[Row], share_prefixes: bool) -> list[list[int]]:
     """Rows that share a prompt, in order of first appearance; each row alone when nothing is shared."""
     if not share_prefixes:
@@ -150,6 +196,10 @@ def _groups(rows: Sequence[Row], share_prefixes: bool) -> list[list[int]]:
         head = np.ascontiguousarray(row.token_ids[: row.prompt_length]).tobytes()
         groups.setdefault((row.group, row.prompt_length, head), []).append(i)
     return list(groups.values())
+
+
+def _cost_of_groups(rows: Sequence[Row], share_prefixes: bool) -> int:
+    return sum(_cost(rows, members, share_prefixes) for members in _groups(rows, share_prefixes))
 
 
 def _cost(rows: Sequence[Row], members: Sequence[int], share_prefixes: bool) -> int:
