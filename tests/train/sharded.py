@@ -48,8 +48,13 @@ class Case:
         return replace(self, parallel=ONE)
 
 
-def train(case: Case, folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]:
-    """Three updates; returns metrics and whole weights, and the row order of the outputs."""
+def train(
+    case: Case, folder: Path, rank: int = 0, world: int = 1, start: Path | None = None, save: Path | None = None
+) -> dict[str, Any]:
+    """Three updates, after a rehearsal that must change nothing; returns metrics, outputs and whole weights.
+
+    `start` is what to go on from, `save` where to leave the state.
+    """
     from .test_engine import algorithm
 
     model_config = ModelConfig(
@@ -68,6 +73,9 @@ def train(case: Case, folder: Path, rank: int = 0, world: int = 1) -> dict[str, 
         load(world > 1), TrainConfig(steps=3, max_tokens_per_microbatch=case.budget), shards=shards,
         whole=load(False) if world > 1 and rank == 0 else None, peak_rate=1e-4, want_entropy=not case.critic,
     )  # fmt: skip
+    trainer.rehearse(random_samples(1))
+    if start is not None:
+        trainer.load(start / "weights", start / "optimizer", 3)
     resolved = algorithm(**case.algorithm)
     objective = ValueObjective("token-mean", None) if case.critic else PolicyObjective(resolved)
     result: dict[str, Any] = {"loss": [], "norm": [], "outputs": []}
@@ -94,6 +102,10 @@ def train(case: Case, folder: Path, rank: int = 0, world: int = 1) -> dict[str, 
         assert sorted(rows) == list(range(len(samples)))
         result["outputs"].append([rows[i] for i in range(len(samples))])
     result["weights"] = {n: full_tensor(m.detach()).clone() for n, m in trainer.optimizer.masters.items()}
+    if save is not None:
+        trainer.save_weights(save / "weights")
+        trainer.save_optimizer(save / "optimizer")
+    result["published"] = dict(trainer.weights()) if not case.critic else {}
     # Adam divides by a gradient's size, so where that is almost 0 the weights alone say little: the mean gradient too.
     moments = trainer.optimizer.state_tensors()
     result["weights"] |= {n: full_tensor(m).clone() for n, m in moments.items() if n.endswith("/exp_avg")}
@@ -101,11 +113,16 @@ def train(case: Case, folder: Path, rank: int = 0, world: int = 1) -> dict[str, 
 
 
 def process(rank: int, world: int, cases: dict[str, Case], folder: Path, out: Path) -> None:
-    """One rank of a gloo world: run the cases in order, rank 0 writes what came out."""
+    """One rank of a gloo world: run the cases in order, rank 0 writes what came out.
+
+    `out/one` holds the state that one process left after three updates: it is gone on from too.
+    """
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=(out / "port").read_text())
     dist.init_process_group("gloo", rank=rank, world_size=world)
     results = {name: train(case, folder, rank, world) for name, case in cases.items()}
+    train(Case(), folder, rank, world, save=out)
+    results["resumed"] = train(Case(), folder, rank, world, start=out / "one")
     if rank == 0:
         torch.save(results, out / "results.pt")
     dist.destroy_process_group()
@@ -130,6 +147,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> 
         for pair, other in zip(rows, expected, strict=True):
             for numbers, right in zip(pair, other, strict=True):
                 np.testing.assert_allclose(numbers, right, atol=10 * tolerance)
-    assert got["weights"].keys() == want["weights"].keys()
-    for name, tensor in want["weights"].items():
-        torch.testing.assert_close(got["weights"][name], tensor, atol=tolerance, rtol=0)
+    for kind in ("weights", "published"):
+        assert got[kind].keys() == want[kind].keys()
+        for name, tensor in want[kind].items():
+            torch.testing.assert_close(got[kind][name], tensor, atol=tolerance, rtol=0)

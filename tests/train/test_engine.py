@@ -225,3 +225,25 @@ def test_state_goes_on_bit_for_bit(tiny_folder, tmp_path):
         update(three, samples, objective)
     for name, parameter in one.model.named_parameters():
         assert torch.equal(parameter, dict(three.model.named_parameters())[name])
+
+
+def test_published_weights_are_those_that_peft_would_merge(tiny_folder):
+    trainer = engine(tiny_folder, lora=LoraConfig(rank=4))
+    for _ in range(2):
+        update(trainer, random_samples(11), PolicyObjective(algorithm(importance_cap=None)))
+    published = {name: tensor.clone() for name, tensor in trainer.weights()}
+    merged = dict(copy.deepcopy(trainer.model).merge_and_unload().named_parameters())
+    assert published.keys() == merged.keys()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(published[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_rehearsal_changes_nothing(tiny_folder):
+    one, two = engine(tiny_folder), engine(tiny_folder)
+    two.rehearse(random_samples(12, samples=9))
+    before = torch.get_rng_state()
+    for trainer in (one, two):
+        update(trainer, random_samples(13), PolicyObjective(algorithm(importance_cap=None)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for (name, a), b in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(a, b), name

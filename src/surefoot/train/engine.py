@@ -66,6 +66,7 @@ class ModuleEngine:
         if shards is not None:
             shards.shard(self._scorer, whole, trains=peak_rate is not None)
         self._device = shards.device if shards is not None else next(model.parameters()).device
+        self._home = self._device  # where the weights are now
         self.optimizer = None if peak_rate is None else MasterAdamW(model.named_parameters(), config.optimizer)
 
     def logprobs(self, rows: Sequence[Row], reference: bool = False, plan: Plan | None = None) -> list[Floats]:
@@ -126,6 +127,29 @@ class ModuleEngine:
     def skip_update(self) -> None:
         """Count an update that had nothing to learn: the schedule goes by updates."""
         self.updates_done += 1
+
+    def rehearse(self, rows: Sequence[Sample]) -> None:
+        """Go through a step on these rows, for the memory that it takes: nothing is changed."""
+        with torch.random.fork_rng(devices=[] if self._device.type == "cpu" else [self._device]):
+            for packed in self._packs(rows, None):
+                if self.optimizer is None:
+                    with torch.no_grad():
+                        self._forward(packed, False)
+                else:
+                    self.model.train()
+                    (self._forward(packed, self._want_entropy)[0].sum() * 0.0).backward()
+        self.model.eval()
+        if self.optimizer is not None:
+            self.optimizer.rehearse()
+
+    def move(self, device: torch.device) -> None:
+        """Have weights and optimizer state on another device."""
+        if self._home == device:
+            return
+        self._home = device
+        self.model.to(device)
+        if self.optimizer is not None:
+            self.optimizer.move(device)
 
     def num_parameters(self) -> tuple[int, int]:
         """How many parameters the model has, and how many of them are trained."""

@@ -82,6 +82,21 @@ class MasterAdamW:
         self.publish()
         return size, "done"
 
+    def rehearse(self) -> None:
+        """Make a step of rate 0 on gradients of 0, for the memory that it takes, and forget that it was made."""
+        assert not self._adam.state, "an optimizer that has learnt something does not rehearse"
+        self.step(0.0)
+        self._adam.state.clear()
+
+    def move(self, device: torch.device) -> None:
+        """Have masters and moments on another device. Masters that are the model's own parameters move with it."""
+        for name, master in self.masters.items():
+            if master is not self._parameters[name]:
+                master.data = master.data.to(device)
+            for field, value in self._adam.state.get(master, {}).items():
+                if field != "step":
+                    self._adam.state[master][field] = value.to(device)
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for master in self.masters.values():
