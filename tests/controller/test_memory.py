@@ -49,7 +49,7 @@ def test_the_wrong_order_would_have_sized_it_wrongly():
 
 
 def test_no_room_for_one_row_is_refused_with_the_numbers():
-    with pytest.raises(UserError, match=r"0\.5 GiB left of .* at least 1\.0 GiB") as caught:
+    with pytest.raises(UserError, match=r"(?s)0\.5 GiB left of .* at least 1\.0 GiB") as caught:
         size(devices=(replace(TRAIN, resident=int(62.5 * GIB)),))
     assert caught.value.code == "gpu-too-small"
 
