@@ -77,6 +77,8 @@ async def step(run: Run, number: int) -> None:
     prompts = [run.ready.prompts.prompts[i] for i in run.ready.sampler.next_batch()]
     collected = await run.stop.unless_requested(sample(run, prompts, number))
     rollouts = collected.rollouts
+    with trackers.phase("sync"):
+        await engines.begin_training()
     with trackers.phase("score"):
         scores = score(run, rollouts)
         samples, metrics = assign_credit(rollouts, scores, run.ready.algorithm, progress.kl_coef)
@@ -98,7 +100,8 @@ async def step(run: Run, number: int) -> None:
             trainer_logprobs = [
                 old if old is not None else new for old, new in zip(trainer_logprobs, fresh, strict=True)
             ]
-            await engines.sampler.update_weights(None, number)
+    with trackers.phase("sync"):
+        await engines.begin_sampling(number if actor_trains else None)
     metrics["warmup/actor_trains"] = Metric(float(actor_trains))
     progress.kl_coef = steer_kl(run, metrics, len(rollouts))
     progress.step, progress.cursor, progress.updating = number, run.ready.sampler.state_dict(), False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -43,6 +43,18 @@ class Progress:
     updating: bool = False
 
 
+class Link(Protocol):
+    """What is between a trainer and a sampler that have their own weights, and perhaps one GPU."""
+
+    async def begin_training(self) -> None:
+        """The sampler makes room."""
+        ...
+
+    async def begin_sampling(self, version: int | None) -> None:
+        """The trainer makes room; the sampler gets the weights of `version`, unless None says that it has them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Engines:
     """The models of a run. None: this algorithm has no such model."""
@@ -52,6 +64,19 @@ class Engines:
     reference: TrainEngine | None  # None also when the reference is the actor with its adapters off
     sampler: InferenceEngine
     device: torch.device
+    link: Link | None = None  # None: the sampler works on the actor's own weights
+
+    async def begin_training(self) -> None:
+        """Sampling is done for now: what shares memory with the trainer makes room."""
+        if self.link is not None:
+            await self.link.begin_training()
+
+    async def begin_sampling(self, version: int | None) -> None:
+        """Training is done for now. `version` is of the weights when they changed, or None."""
+        if self.link is not None:
+            await self.link.begin_sampling(version)
+        elif version is not None:
+            await self.sampler.update_weights(None, version)
 
     def score(self, rollouts: Sequence[Rollout], want_old: bool, want_reference: bool) -> list[Scores]:
         """Ask the actor, the reference and the critic about each rollout."""
