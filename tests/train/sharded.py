@@ -37,6 +37,7 @@ class Case:
     lora: bool = False
     checkpointing: bool = False
     dtype: str = "float32"
+    device: str = "cpu"
     budget: int = 4096
     groups: int = 3
     samples: int = 4
@@ -65,13 +66,14 @@ def train(
     def load(empty: bool) -> torch.nn.Module:
         torch.manual_seed(3)  # adapters start at random
         if case.critic:
-            return load_critic(CriticConfig(), model_config, CPU, empty)
-        return load_policy(model_config, CPU, empty)
+            return load_critic(CriticConfig(), model_config, device, empty)
+        return load_policy(model_config, device, empty)
 
-    shards = Shards.over_world(CPU, getattr(torch, case.dtype), case.parallel) if world > 1 else None
+    split, device = dist.is_initialized(), torch.device(case.device)
+    shards = Shards.over_world(device, getattr(torch, case.dtype), case.parallel) if split else None
     trainer = ModuleEngine(
-        load(world > 1), TrainConfig(steps=3, max_tokens_per_microbatch=case.budget), shards=shards,
-        whole=load(False) if world > 1 and rank == 0 else None, peak_rate=1e-4, want_entropy=not case.critic,
+        load(split), TrainConfig(steps=3, max_tokens_per_microbatch=case.budget), shards=shards,
+        whole=load(False) if split and rank == 0 else None, peak_rate=1e-4, want_entropy=not case.critic,
     )  # fmt: skip
     trainer.rehearse(random_samples(1))
     if start is not None:
@@ -101,14 +103,14 @@ def train(
         rows = {i: pair for _, outputs in heads for i, pair in outputs.items()}
         assert sorted(rows) == list(range(len(samples)))
         result["outputs"].append([rows[i] for i in range(len(samples))])
-    result["weights"] = {n: full_tensor(m.detach()).clone() for n, m in trainer.optimizer.masters.items()}
+    result["weights"] = {n: full_tensor(m.detach()).clone().cpu() for n, m in trainer.optimizer.masters.items()}
     if save is not None:
         trainer.save_weights(save / "weights")
         trainer.save_optimizer(save / "optimizer")
-    result["published"] = dict(trainer.weights()) if not case.critic else {}
+    result["published"] = {n: t.cpu() for n, t in trainer.weights()} if not case.critic else {}
     # Adam divides by a gradient's size, so where that is almost 0 the weights alone say little: the mean gradient too.
     moments = trainer.optimizer.state_tensors()
-    result["weights"] |= {n: full_tensor(m).clone() for n, m in moments.items() if n.endswith("/exp_avg")}
+    result["weights"] |= {n: full_tensor(m).clone().cpu() for n, m in moments.items() if n.endswith("/exp_avg")}
     return result
 
 
@@ -119,10 +121,14 @@ def process(rank: int, world: int, cases: dict[str, Case], folder: Path, out: Pa
     """
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=(out / "port").read_text())
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    cuda = any(case.device == "cuda" for case in cases.values())
+    if cuda:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank=rank, world_size=world)
     results = {name: train(case, folder, rank, world) for name, case in cases.items()}
-    train(Case(), folder, rank, world, save=out)
-    results["resumed"] = train(Case(), folder, rank, world, start=out / "one")
+    if not cuda:
+        train(Case(), folder, rank, world, save=out)
+        results["resumed"] = train(Case(), folder, rank, world, start=out / "one")
     if rank == 0:
         torch.save(results, out / "results.pt")
     dist.destroy_process_group()
