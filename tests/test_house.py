@@ -22,7 +22,7 @@ FLOORS = {
     "records": 0, "errors": 0, "seeds": 0, "plugins": 0, "__init__": 0,
     "config": 1, "tracking": 1,
     "algorithms": 2, "data": 2, "rewards": 2,
-    "train": 3, "rollout": 3, "checkpoint": 3,
+    "train": 3, "rollout": 3, "sync": 3, "checkpoint": 3,
     "controller": 4,
     "cli": 5,
 }  # fmt: skip

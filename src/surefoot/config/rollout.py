@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Fraction, NonNegative, NonNegativeFloat, Positive, Section
+from .base import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
 class SamplingConfig(Section):
@@ -35,8 +35,52 @@ class EvalSamplingConfig(SamplingConfig):
     """Divides the logits; 0 takes the likeliest token."""
 
 
+class EmbeddedConfig(Section):
+    """The engine that samples from the trainer's own modules: one process, no second copy of the weights."""
+
+    type: Literal["embedded"]
+
+
+class VllmConfig(Section):
+    """vLLM in processes of its own, with its own copy of the weights. Needs `placement: {type: ray}`."""
+
+    type: Literal["vllm"] = "vllm"
+    tensor_parallel_size: Positive = 1
+    """GPUs of one replica. As many replicas are started as the pool's GPUs allow."""
+    max_num_seqs: NonNegative = 0
+    """Rows that one replica decodes together; 0 takes `rollout.max_concurrent_rows`, shared over the replicas."""
+    max_num_batched_tokens: NonNegative = 0
+    """Tokens that one step computes at most, prompts included; 0 leaves it to vLLM."""
+    kv_cache_memory_bytes: NonNegative = 0
+    """Bytes of KV cache on each GPU; 0 computes it from what training was seen to take."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """vLLM's own way to size the cache, as a share of the GPU, for those who insist; blind to the trainer."""
+    memory_reserve_bytes: NonNegative = 2 * 2**30
+    """Bytes of each GPU that nobody gets."""
+    sleep: Literal["auto", "always", "never"] = "auto"
+    """Give memory back while the trainer works. `auto`: only when both do not fit at the same time."""
+    enforce_eager: bool = False
+    """No CUDA graphs: starts faster, samples slower."""
+    per_request_seeds: bool = True
+    """A random stream for each row, so that a run can be repeated. Costs vLLM a small kernel per row and token."""
+    bucket_bytes: Positive = 1 << 30
+    """Size of the buckets in which weights are synced: what a sync takes of each GPU beside the weights."""
+    probe_every: NonNegative = 20
+    """Every so many syncs, compare log-probabilities of a few rows between engine and trainer; 0 only at the start."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest mean |difference| of log-probabilities that passes; left out: 0.001 in float32, 0.05 in bfloat16."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """More of vLLM's own `AsyncEngineArgs`, passed on as they are."""
+
+
+EngineConfig = Annotated[EmbeddedConfig | VllmConfig, Field(discriminator="type")]
+
+
 class RolloutConfig(Section):
     """The sampling engine and the program that drives it."""
+
+    engine: Literal["auto"] | EngineConfig = "auto"
+    """`auto` is `embedded` in one process and `vllm` under Ray."""
 
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training rollouts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -11,6 +11,7 @@ from ..records import Floats, Ints, Prompt, Rollout
 
 if TYPE_CHECKING:
     from ..data.template import Template
+    from ..sync.parcel import Parcel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +32,18 @@ class Completion:
     logprobs: Floats  # [N], of the distribution sampled from (after temperature and filters)
     policy_version: Ints  # [N], the weights that sampled each token
     finish_reason: Literal["stop", "length", "aborted"]
+
+
+class WeightSource(Protocol):
+    """A trainer's weights, as an engine with weights of its own takes them."""
+
+    def parcels(self) -> AsyncIterator[Parcel]:
+        """Publish the weights bucket by bucket; a bucket is gone when the next is asked for."""
+        ...
+
+    async def fingerprints(self) -> dict[str, int]:
+        """Of all tensors that were published, by name."""
+        ...
 
 
 class InferenceEngine(Protocol):
