@@ -124,6 +124,7 @@ def main() -> None:
     from surefoot.controller import loop
     from surefoot.controller.preflight import preflight
     from surefoot.controller.run import prepare_process, train_ready
+    from surefoot.controller.signals import StopSignal
 
     folder = Path(tempfile.mkdtemp())
     config = build_config(configuration(options, folder))
@@ -138,7 +139,8 @@ def main() -> None:
         await train(run)
 
     loop.train = timed
-    train_ready(replace(preflight(config), stop_ids=()))
+    with StopSignal() as stop:
+        train_ready(replace(preflight(config), stop_ids=()), stop)
     rows = [json.loads(line) for line in (folder / "runs/run/metrics.jsonl").read_text().splitlines()]
     show(rows, options, memory, started[0])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surefoot.rollout.api import Completion, Request
+from surefoot.rollout.api import Completion, Request, WeightSource
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class ScriptedEngine:
     async def abort(self, request_id: str) -> None:
         self._aborted.add(request_id)
 
-    async def update_weights(self, source: object, version: int) -> None:
+    async def update_weights(self, source: WeightSource | None, version: int) -> None:
         self.version = version
 
     async def sleep(self, level: int = 1) -> None:

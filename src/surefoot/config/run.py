@@ -10,6 +10,7 @@ from .algorithm import AlgorithmConfig
 from .base import NonNegative, Section
 from .data import DataConfig, Source
 from .model import CriticConfig, ModelConfig
+from .placement import PlacementConfig
 from .rewards import RewardsConfig
 from .rollout import EvalSamplingConfig, RolloutConfig
 from .tracking import AlarmsConfig, TrackingConfig
@@ -38,6 +39,8 @@ class RunConfig(Section):
     """`auto` takes a GPU when there is one."""
     threads: NonNegative = 0
     """CPU threads of the trainer; 0 takes all cores that this process may use."""
+    placement: Literal["local"] | PlacementConfig = "local"
+    """`local` is one process without Ray; a section with `type: ray` spreads the models over processes and GPUs."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,11 +21,9 @@ from ..train.api import TrainEngine
 from ..train.engine import ModuleEngine
 from ..train.model import load_critic, load_policy, load_reference
 from ..train.shard import Shards
-from .preflight import Preflight
+from .preflight import Preflight, Role, roles_of
 from .sampling import RolloutCollector
 from .score_rows import ScoreRow
-
-Role = Literal["actor", "critic", "reference"]
 
 
 @dataclass(slots=True)
@@ -109,16 +107,6 @@ def load_engines(ready: Preflight) -> Engines:
     engines = {role: load_engine(role, config, algorithm, device) for role in roles_of(config, algorithm)}
     sampler = _sampler(ready, engines["actor"].model, device)
     return Engines(engines["actor"], engines.get("critic"), engines.get("reference"), sampler, device)
-
-
-def roles_of(config: RunConfig, algorithm: Algorithm) -> list[Role]:
-    """The models that a run trains or scores with, lightest use first. With LoRA the actor is its own reference."""
-    roles: list[Role] = []
-    if algorithm.needs_reference and config.model.lora is None:
-        roles.append("reference")
-    if algorithm.needs_critic:
-        roles.append("critic")
-    return [*roles, "actor"]
 
 
 def load_engine(

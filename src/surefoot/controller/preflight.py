@@ -6,11 +6,12 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.resolve import fill, resolve
 from ..algorithms.table import Algorithm
 from ..config import RunConfig
+from ..config.rollout import VllmConfig
 from ..data.holdout import hold_out
 from ..data.load import PromptSet, load_prompts
 from ..data.pretrained import load_tokenizer, resolve_model, stop_token_ids
@@ -24,6 +25,9 @@ from ..rollout.programs import load_program
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+Role = Literal["actor", "critic", "reference"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +56,7 @@ def preflight(config: RunConfig) -> Preflight:
     config = config.model_copy(update={"algorithm": fill(config.algorithm, config.train.steps)})
     _check_batches(config)
     _check_device(config)
+    _check_placement(config, algorithm)
     check_rewards(config)
     program = load_program(config.rollout)
     model_path = resolve_model(config.model.path)
@@ -164,8 +169,34 @@ def _text_config(path: str, trust_remote_code: bool, key: str) -> Any:
         raise UserError("model-unusable", f"its config.json cannot be read: {error}", key=key, got=path) from error
 
 
+def _check_placement(config: RunConfig, algorithm: Algorithm) -> None:
+    """What the pools and roles say must fit together, before a cluster is asked for anything."""
+    if config.placement != "local":
+        from .placement import plan
+
+        plan(config, roles_of(config, algorithm))
+    elif isinstance(config.rollout.engine, VllmConfig):
+        raise UserError(
+            "config-conflict",
+            "vLLM runs in processes of its own, and one process has none",
+            key="rollout.engine.type",
+            got="vllm with placement: local",
+            want="embedded, or placement: {type: ray, ...}",
+        )
+
+
+def roles_of(config: RunConfig, algorithm: Algorithm) -> list[Role]:
+    """The models that a run trains or scores with, lightest use first. With LoRA the actor is its own reference."""
+    roles: list[Role] = []
+    if algorithm.needs_reference and config.model.lora is None:
+        roles.append("reference")
+    if algorithm.needs_critic:
+        roles.append("critic")
+    return [*roles, "actor"]
+
+
 def _check_device(config: RunConfig) -> None:
-    if config.device == "cuda":
+    if config.device == "cuda" and config.placement == "local":
         import torch
 
         if not torch.cuda.is_available():

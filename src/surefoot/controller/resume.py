@@ -77,7 +77,7 @@ async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progr
     torch.set_rng_state(random["torch"])
     if engines.device.type == "cuda" and "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], engines.device)
-    await engines.sampler.update_weights(None, state["weights_version"])
+    await engines.begin_sampling(state["weights_version"])
     return Progress(state["step"], state["kl_coef"], WarmupState(**state["warmup"]))
 
 

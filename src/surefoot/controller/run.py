@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..checkpoint.resume import Resume, find_resume
@@ -31,16 +32,33 @@ def run_training(config: RunConfig) -> dict[str, Any]:
         RunError: The run failed.
     """
     prepare_process(config)
+    with StopSignal() as stop:
+        return train_ready(preflight(config), stop)
+
+
+def train_ready(ready: Preflight, stop: StopSignal) -> dict[str, Any]:
+    """Train what `preflight` has nothing against; see `run_training`."""
+    config = ready.config
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
-        ready = preflight(config)
         folder = RunFolder(config.output_dir, config.name)
         stack.callback(folder.close)
         resume = find_resume(folder.checkpoints, config.checkpoint.resume, folder.used)
         trackers = Trackers(config.tracking, config.alarms, folder)
         rewards = stack.enter_context(RewardRunner(config.rewards, pick_device(config).type))
-        engines = load_engines(ready)
+        engines = stack.enter_context(bring_up(ready, folder))
         return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, resume))
+
+
+@contextmanager
+def bring_up(ready: Preflight, folder: RunFolder) -> Iterator[Engines]:
+    """Load the models where the placement says, and let them go afterwards."""
+    if ready.config.placement == "local":
+        yield load_engines(ready)
+        return
+    from .ray_parts import ray_engines
+
+    with ray_engines(ready, folder.path / "logs") as engines:
+        yield engines
 
 
 async def _train(
@@ -56,6 +74,8 @@ async def _train(
     progress = Progress(kl_coef=config.algorithm.kl.coef)
     if resume.path is not None:
         progress = await restore(resume.path, engines, ready.sampler)
+    elif engines.link is not None:
+        await engines.begin_sampling(0)  # the sampler read the weights from disk; from here on they are proved
     resumed = progress.step if resume.path is not None else None
     changes = folder.write_config(to_yaml(config))
     trackers.start(config.name, config.train.steps, config.model_dump(mode="json"), facts(ready, engines), resumed)

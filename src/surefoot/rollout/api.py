@@ -62,8 +62,11 @@ class InferenceEngine(Protocol):
         """End a request now; its `generate` returns what it has, with finish reason `aborted`."""
         ...
 
-    async def update_weights(self, source: object, version: int) -> None:
-        """Take new weights. Tokens sampled from now on carry `version`."""
+    async def update_weights(self, source: WeightSource | None, version: int) -> None:
+        """Take new weights; an engine on the trainer's own modules has them already, and its source is None.
+
+        Tokens sampled from now on carry `version`.
+        """
         ...
 
     async def sleep(self, level: int = 1) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import RunError, UserError
-from .api import Completion, Request
+from .api import Completion, Request, WeightSource
 from .cache import Caches
 from .forward import Forward
 from .sampling import SamplingBatch, sample
@@ -116,7 +116,7 @@ class EmbeddedEngine:
             if self._scheduler.abort(request_id) is not None:
                 self._finish(self._open[request_id], "aborted")
 
-    async def update_weights(self, source: object, version: int) -> None:
+    async def update_weights(self, source: WeightSource | None, version: int) -> None:
         """Note that the module's weights changed. Open requests go on with them, on what they have cached."""
         async with self._between_steps():
             self._forward.cool()

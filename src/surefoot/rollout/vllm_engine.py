@@ -62,7 +62,7 @@ class VllmEngine:
     """An `InferenceEngine` over vLLM's asynchronous engine, whose core runs in processes of its own."""
 
     def __init__(self, llm: Any, settings: VllmSettings, reaper: Reaper | None = None) -> None:
-        self._llm = llm
+        self._llm: Any = llm
         self._settings = settings
         self._reaper = reaper
         self._version = 0
@@ -78,17 +78,10 @@ class VllmEngine:
             RunError: `engine-start`: vLLM did not come up.
             UserError: vLLM is not installed, or refuses a setting.
         """
-        _environment()
-        try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise UserError(
-                "engine-missing",
-                f"vLLM cannot be imported: {error}",
-                key="rollout.engine",
-                hint="Install it with `pip install surefoot[vllm]`, or use the embedded engine with placement: local.",
-            ) from error
+        cls.check_installed()
+        from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+
         from ..sync import receive
 
         config = settings.config
@@ -131,6 +124,24 @@ class VllmEngine:
             ) from error  # fmt: skip
         return cls(llm, settings, Reaper.of_children())
 
+    @staticmethod
+    def check_installed() -> None:
+        """Import vLLM, which takes long the first time.
+
+        Raises:
+            UserError: `engine-missing`.
+        """
+        _environment()
+        try:
+            import vllm.v1.engine.async_llm  # noqa: F401 # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UserError(
+                "engine-missing",
+                f"vLLM cannot be imported: {error}",
+                key="rollout.engine",
+                hint="Install it with `pip install surefoot[vllm]`, or use the embedded engine with placement: local.",
+            ) from error
+
     @property
     def version(self) -> int:
         """Version of the weights in use."""
@@ -171,12 +182,13 @@ class VllmEngine:
             entry.aborted = True
             await self._llm.abort(self._id(entry))
 
-    async def update_weights(self, source: WeightSource, version: int) -> None:
+    async def update_weights(self, source: WeightSource | None, version: int) -> None:
         """Take new weights; open requests go on with them, on what they have cached.
 
         Raises:
             RunError: `weights-not-delivered`, naming the first tensor that is not what was sent.
         """
+        assert source is not None
         await self.begin_update()
         async for parcel in source.parcels():
             await self.load(parcel)
@@ -229,6 +241,7 @@ class VllmEngine:
         for entry in list(self._open.values()):
             await self.abort(entry.request.id)
         self._llm.shutdown()
+        self._llm = None  # its own clean-up at the interpreter's end would find half of it gone
         if self._reaper is not None:
             self._reaper.close()
 
@@ -291,8 +304,8 @@ class VllmEngine:
         return reason or "aborted"
 
     def _sampling(self, entry: _Open) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
         sampling = entry.request.sampling
         seed = (entry.request.seed + len(entry.tokens)) & 0x7FFFFFFFFFFFFFFF

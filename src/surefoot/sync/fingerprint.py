@@ -24,7 +24,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     """
     plain = tensor.detach().contiguous()
     if plain.device.type == "cpu":
-        digest = xxhash.xxh3_64_intdigest(memoryview(plain.view(-1).view(torch.uint8).numpy()))
+        digest = xxhash.xxh3_64_intdigest(plain.view(-1).view(torch.uint8).numpy().data)
         return torch.tensor(digest - (1 << 63), dtype=torch.int64)
     words = plain.view(-1).view(_WORDS[plain.element_size()])
     table = words.view(plain.shape[0], -1) if plain.ndim > 1 and plain.numel() else words[None]

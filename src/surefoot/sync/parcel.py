@@ -125,7 +125,7 @@ class Opener:
 
     def buffer(self, parcel: Parcel) -> Tensor:
         """The parcel's bytes, on this process's GPU or on the CPU."""
-        key = gpu_key(self._device) if self._device.type == "cuda" else None
+        key = gpu_key(self._device) if self._device.type == "cuda" else ""
         if key in parcel.addresses:
             address = parcel.addresses[key]
             if address not in self._open:
