@@ -63,8 +63,8 @@ class VllmConfig(Section):
     """No CUDA graphs: starts faster, samples slower."""
     per_request_seeds: bool = True
     """A random stream for each row, so that a run can be repeated. Costs vLLM a small kernel per row and token."""
-    bucket_bytes: Positive = 1 << 30
-    """Size of the buckets in which weights are synced: what a sync takes of each GPU beside the weights."""
+    bucket_bytes: Positive = 1 << 29
+    """Size of the buckets in which weights are synced: a sync takes one of each side, and one more for the proof."""
     probe_every: NonNegative = 20
     """Every so many syncs, compare log-probabilities of a few rows between engine and trainer; 0 only at the start."""
     probe_tolerance: PositiveFloat | None = None

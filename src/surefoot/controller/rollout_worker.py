@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..rollout.api import Completion, Request
@@ -45,9 +44,9 @@ class RolloutWorker:
         """As `VllmEngine.load`."""
         await self._up.load(parcel)
 
-    async def finish_update(self, sent: Mapping[str, int], version: int) -> None:
+    async def finish_update(self, version: int) -> None:
         """As `VllmEngine.finish_update`."""
-        await self._up.finish_update(sent, version)
+        await self._up.finish_update(version)
 
     async def sleep(self, level: int) -> None:
         """As `InferenceEngine.sleep`."""

@@ -62,7 +62,7 @@ class SamplerGroup:
         await self._all("begin_update")
         async for parcel in source.parcels():
             await self._all("load", parcel)
-        await self._all("finish_update", await source.fingerprints(), version)
+        await self._all("finish_update", version)
         self._version = version
 
     async def sleep(self, level: int = 1) -> None:

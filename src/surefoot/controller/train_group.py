@@ -66,16 +66,10 @@ class TrainGroup:
 
     async def parcels(self) -> AsyncIterator[Parcel]:
         """As `WeightSource.parcels`: every process publishes for its own neighbours."""
-        await self._ask("begin_publishing")
-        while True:
-            parts = await self._ask("next_parcel")
-            if parts[0] is None:
-                return
+        parts = await self._ask("first_parcel")
+        while parts[0] is not None:
             yield parts[0].joined(parts[1:])
-
-    async def fingerprints(self) -> dict[str, int]:
-        """As `WeightSource.fingerprints`."""
-        return (await self._ask("fingerprints"))[0]
+            parts = await self._ask("next_parcel")
 
     async def _ask(self, method: str) -> list[Any]:
         return await ask_all({name: getattr(w, method).remote() for name, w in self.workers.items()}, self._logs)

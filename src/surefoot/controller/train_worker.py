@@ -146,21 +146,17 @@ class TrainWorker:
         """As `TrainEngine.load`; every process reads its share."""
         self._engines[role].load(weights, optimizer, updates_done)
 
-    def begin_publishing(self) -> None:
-        """Start to walk over the actor's weights, for a sampler with weights of its own."""
+    def first_parcel(self) -> Parcel | None:
+        """Start to walk over the actor's weights, for a sampler with weights of its own; publish the first bucket."""
         if self._publisher is None:
             self._publisher = Publisher(engine_of(self._config).bucket_bytes, self._device, self._place.same_gpu)
         self._publisher.begin(self._bring("actor").weights())
+        return self.next_parcel()
 
     def next_parcel(self) -> Parcel | None:
         """Publish the next bucket, on all processes at once."""
         assert self._publisher is not None
         return self._publisher.next_parcel()
-
-    def fingerprints(self) -> dict[str, int]:
-        """Of everything that was published."""
-        assert self._publisher is not None
-        return self._publisher.fingerprints()
 
     def rest(self) -> None:
         """Give back what is needed only while computing."""

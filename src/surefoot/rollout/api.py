@@ -41,10 +41,6 @@ class WeightSource(Protocol):
         """Publish the weights bucket by bucket; a bucket is gone when the next is asked for."""
         ...
 
-    async def fingerprints(self) -> dict[str, int]:
-        """Of all tensors that were published, by name."""
-        ...
-
 
 class InferenceEngine(Protocol):
     """Samples continuations, many at once. Implementations pass `tests/rollout/contract.py`."""

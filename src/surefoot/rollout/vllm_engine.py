@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from ..config.rollout import VllmConfig
 from ..errors import RunError, SurefootError, UserError
-from ..sync.fingerprint import first_difference
 from ..sync.parcel import Parcel
 from .api import Completion, Request, WeightSource
 from .reaper import Reaper
@@ -67,6 +66,7 @@ class VllmEngine:
         self._reaper = reaper
         self._version = 0
         self._open: dict[str, _Open] = {}
+        self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
 
@@ -192,34 +192,31 @@ class VllmEngine:
         await self.begin_update()
         async for parcel in source.parcels():
             await self.load(parcel)
-        await self.finish_update(await source.fingerprints(), version)
+        await self.finish_update(version)
 
     async def begin_update(self) -> None:
-        """Stop between two steps."""
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
-        await self._rpc("start_weight_update")
+        """Stop between two steps; what is open waits and keeps its cache."""
+        self._paused = bool(self._open)
+        if self._paused:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._rpc("begin_update")
 
     async def load(self, parcel: Parcel) -> None:
         """Load one parcel; when this returns its buffer may be filled anew."""
-        await self._rpc("update_weights", update_info=parcel.to_dict())
+        self._prove(await self._rpc("load_parcel", parcel=parcel.to_dict()))
 
-    async def finish_update(self, sent: Mapping[str, int], version: int) -> None:
+    async def finish_update(self, version: int) -> None:
         """Go on with the new weights, after they were proved to be those that were sent."""
-        await self._rpc("finish_weight_update")
-        for side in ("arrived", "held"):
-            for rank, found in enumerate(await self._rpc(f"{side}_fingerprints")):
-                if not found and side == "held":
-                    continue
-                known = {name: number for name, number in sent.items() if name in found} if side == "held" else sent
-                wrong = first_difference(known, {n: found[n] for n in known} if side == "held" else found)
-                if wrong:
-                    raise RunError(
-                        "weights-not-delivered", f"{wrong} (worker {rank}, {side}, version {version})",
-                        got=f"{len(found)} tensors", want=f"{len(sent)} tensors",
-                    )  # fmt: skip
+        self._prove(await self._rpc("end_update"))
         await self._llm.reset_prefix_cache()
         self._version = version
-        await self._llm.resume_generation()
+        if self._paused:
+            await self._llm.resume_generation()
+
+    def _prove(self, problems: list[str | None]) -> None:
+        for worker, problem in enumerate(problems):
+            if problem is not None:
+                raise RunError("weights-not-delivered", f"{problem} (worker {worker} of the sampler)")
 
     async def sleep(self, level: int = 1) -> None:
         """Give memory back: 1 keeps the weights in the host's memory, 2 drops them too."""
@@ -244,10 +241,6 @@ class VllmEngine:
         self._llm = None  # its own clean-up at the interpreter's end would find half of it gone
         if self._reaper is not None:
             self._reaper.close()
-
-    async def weight_bytes(self) -> int:
-        """Bytes of weights on each worker's device, of the one that has most."""
-        return max(await self._rpc("weight_bytes"))
 
     def _id(self, entry: _Open) -> str:
         return f"{entry.request.id}+{len(entry.tokens) if not self._settings.stream else 0}"

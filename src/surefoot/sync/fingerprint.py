@@ -1,4 +1,4 @@
-"""A number for a tensor's bytes, cheap enough to take of every weight at every sync, on the device where it lies.
+"""A number for each tensor's bytes, cheap enough to take of every weight at every sync, on the device where it lies.
 
 It tells tensors apart that were swapped, cut, shifted, zeroed or not updated. It is no cryptographic digest: nobody
 forges weights here, they get lost.
@@ -6,51 +6,43 @@ forges weights here, they get lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 import xxhash
 from torch import Tensor
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from .items import ALIGNMENT, Item, view
+
+_WORDS = ALIGNMENT // 4  # int32 words of one row of the buffer
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """Return a tensor's fingerprint as a 0-d int64 on its device, without waiting for it.
+def fingerprints(buffer: Tensor, items: Sequence[Item]) -> Tensor:
+    """Return the fingerprints `[items]`, int64 on the buffer's device, of the tensors in a buffer of bytes.
 
-    Both sides of a sync lie on the same kind of device: what it is computed by depends on that. On a CPU it is xxh3 of
-    the bytes. On a GPU it is a sum over the words of each row and of each column, weighted by their places: two reads
-    of the memory and nothing else.
+    What lies between tensors must be 0. Both sides of a sync lie on the same kind of device, which decides how they are
+    computed. On a CPU each is xxh3 of the tensor's bytes. On a GPU all of them come out of three reads of the buffer,
+    however many there are: sums over the words of each aligned row (all, every other, the first half), weighted by the
+    row's place, cut at the tensors' borders.
     """
-    plain = tensor.detach().contiguous()
-    if plain.device.type == "cpu":
-        digest = xxhash.xxh3_64_intdigest(plain.view(-1).view(torch.uint8).numpy().data)
-        return torch.tensor(digest - (1 << 63), dtype=torch.int64)
-    words = plain.view(-1).view(_WORDS[plain.element_size()])
-    table = words.view(plain.shape[0], -1) if plain.ndim > 1 and plain.numel() else words[None]
-    rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
-    return (rows * _weights(rows)).sum() * 3 + (columns * _weights(columns)).sum()
-
-
-def _weights(sums: Tensor) -> Tensor:
+    if buffer.device.type == "cpu":
+        raw = buffer.numpy().data
+        digests = [xxhash.xxh3_64_intdigest(raw[i.start : i.start + i.size]) - (1 << 63) for i in items]
+        return torch.tensor(digests, dtype=torch.int64)
+    last = items[-1]
+    rows = buffer[: -(-(last.start + last.size) // ALIGNMENT) * ALIGNMENT].view(torch.int32).view(-1, _WORDS)
+    sums = rows.sum(1, dtype=torch.int64)
+    sums = 3 * sums + 5 * rows[:, ::2].sum(1, dtype=torch.int64) + 7 * rows[:, : _WORDS // 2].sum(1, dtype=torch.int64)
     # Odd multipliers that differ by place; int64 arithmetic wraps around, on every device alike.
-    return torch.arange(len(sums), device=sums.device, dtype=torch.int64) * 0x9E3779B97F4A7C1 + 1
+    sums *= torch.arange(len(sums), device=sums.device, dtype=torch.int64) * 0x9E3779B97F4A7C1 + 1
+    ends = torch.cat([sums.new_zeros(1), sums.cumsum(0)])
+    low = torch.tensor([i.start // ALIGNMENT for i in items], device=sums.device)
+    high = torch.tensor([-(-(i.start + i.size) // ALIGNMENT) for i in items], device=sums.device)
+    return ends[high] - ends[low]
 
 
-def fetch(fingerprints: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bring fingerprints to the host, all in one transfer."""
-    if not fingerprints:
-        return {}
-    numbers = torch.stack(list(fingerprints.values())).cpu().tolist()
-    return dict(zip(fingerprints, numbers, strict=True))
-
-
-def first_difference(sent: Mapping[str, int], arrived: Mapping[str, int]) -> str | None:
-    """Say what is wrong with the first tensor that did not arrive as it was sent; None when all did."""
-    for name, number in sent.items():
-        if name not in arrived:
-            return f"{name} did not arrive"
-        if arrived[name] != number:
-            return f"{name} is not what was sent"
-    extra = next((name for name in arrived if name not in sent), None)
-    return f"{extra} arrived and was not sent" if extra else None
+def pack(tensors: Sequence[Tensor], items: Sequence[Item], buffer: Tensor) -> None:
+    """Put tensors at their places in a buffer, and 0 between them."""
+    buffer.zero_()
+    for tensor, item in zip(tensors, items, strict=True):
+        view(buffer, item).copy_(tensor)

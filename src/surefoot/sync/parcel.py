@@ -6,74 +6,56 @@ IPC handle for a process on the same GPU, or a file in shared memory for one on 
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import socket
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 256  # bytes; views of any dtype may start there
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One tensor in a parcel: its Hugging Face name, dtype, shape, and place in the buffer in bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+from .items import Item
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One published bucket. `addresses` is keyed by what its reader knows of itself: its GPU's uuid, or its host."""
+    """One published bucket.
+
+    `fingerprints` has a number a tensor, of what was sent. `addresses` is keyed by what a reader knows of itself: its
+    GPU's uuid, or its host.
+    """
 
     items: tuple[Item, ...]
-    addresses: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    fingerprints: tuple[int, ...]
+    addresses: Mapping[str, bytes]
 
     def joined(self, others: Sequence[Parcel]) -> Parcel:
         """The same bucket, published by several processes for their own readers."""
         addresses = dict(self.addresses)
         for other in others:
-            assert other.items == self.items, "the processes of a group publish the same buckets"
+            same = (other.items, other.fingerprints) == (self.items, self.fingerprints)
+            assert same, "the processes of a group publish the same buckets"
             addresses |= other.addresses
-        return Parcel(self.items, addresses)
+        return Parcel(self.items, self.fingerprints, addresses)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for a wire that knows nothing else."""
-        return {"items": [asdict(item) for item in self.items], "addresses": dict(self.addresses)}
+        return {
+            "items": [asdict(item) for item in self.items],
+            "fingerprints": list(self.fingerprints),
+            "addresses": dict(self.addresses),
+        }
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Parcel:
         """Read what `to_dict` wrote."""
         items = (Item(i["name"], i["dtype"], tuple(i["shape"]), i["start"]) for i in tree["items"])
-        return cls(tuple(items), tree["addresses"])
-
-
-def place(name: str, tensor: Tensor, end: int) -> Item:
-    """Where a tensor goes in a buffer that is full up to `end`."""
-    start = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return Item(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start)
-
-
-def view(buffer: Tensor, item: Item) -> Tensor:
-    """A tensor in a parcel's buffer."""
-    piece = buffer[item.start : item.start + item.size]
-    return piece.view(getattr(torch, item.dtype)).view(item.shape)
+        return cls(tuple(items), tuple(tree["fingerprints"]), tree["addresses"])
 
 
 class CudaBuffer:
@@ -85,10 +67,6 @@ class CudaBuffer:
         self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
         _, arguments = reduce_tensor(self.tensor)
         self.addresses = {gpu_key(device): pickle.dumps(arguments)}
-
-    def publish(self) -> None:
-        """Wait until what was written is there for others."""
-        torch.cuda.synchronize(self.tensor.device)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -106,9 +84,6 @@ class SharedBuffer:
         self._remove = weakref.finalize(self, os.unlink, self._path)
         self.tensor = torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
         self.addresses = {socket.gethostname(): self._path.encode()}
-
-    def publish(self) -> None:
-        """Nothing to wait for: the memory is one."""
 
     def close(self) -> None:
         """Remove the file; who has it mapped keeps it until they are done."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .fingerprint import fetch, fingerprint
-from .parcel import CudaBuffer, Item, Parcel, SharedBuffer, place, view
+from .fingerprint import fingerprints, pack
+from .items import ALIGNMENT, Item, place
+from .parcel import CudaBuffer, Parcel, SharedBuffer
 
 
 class Publisher:
@@ -26,11 +27,10 @@ class Publisher:
         self._buffer: CudaBuffer | SharedBuffer | None = None
         self._weights: Iterator[tuple[str, Tensor]] = iter(())
         self._waiting: tuple[str, Tensor] | None = None
-        self._sent: dict[str, Tensor] = {}
 
     def begin(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Start over with a walk over all weights."""
-        self._weights, self._sent = weights, {}
+        self._weights = weights
         self._waiting = next(weights, None)
 
     def next_parcel(self) -> Parcel | None:
@@ -40,6 +40,7 @@ class Publisher:
         self._have_room_for(self._waiting[1].nbytes)
         assert self._buffer is not None
         items: list[Item] = []
+        tensors: list[Tensor] = []
         end = 0
         while self._waiting is not None:
             name, tensor = self._waiting
@@ -47,16 +48,12 @@ class Publisher:
             end = item.start + item.size
             if end > len(self._buffer.tensor):
                 break
-            view(self._buffer.tensor, item).copy_(tensor)
-            self._sent[name] = fingerprint(tensor)
             items.append(item)
+            tensors.append(tensor)
             self._waiting = next(self._weights, None)
-        self._buffer.publish()
-        return Parcel(tuple(items), self._buffer.addresses)
-
-    def fingerprints(self) -> dict[str, int]:
-        """Of everything that was published since `begin`."""
-        return fetch(self._sent)
+        pack(tensors, items, self._buffer.tensor)
+        numbers = fingerprints(self._buffer.tensor, items).tolist()  # waits until the bytes are there, for all
+        return Parcel(tuple(items), tuple(numbers), self._buffer.addresses)
 
     def close(self) -> None:
         """Give the buffer's memory back."""
@@ -68,5 +65,5 @@ class Publisher:
         if self._buffer is not None and len(self._buffer.tensor) >= size:
             return
         self.close()
-        self._size = max(self._size, size)
+        self._size = -(-max(self._size, size) // ALIGNMENT) * ALIGNMENT
         self._buffer = CudaBuffer(self._size, self._device) if self._same_gpu else SharedBuffer(self._size)

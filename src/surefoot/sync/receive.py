@@ -5,7 +5,7 @@ vLLM imports this module as the worker extension; that registers the transfer en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,9 @@ from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMis
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory  # pyright: ignore[reportMissingImports]
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload  # pyright: ignore[reportMissingImports]
 
-from .fingerprint import fetch, fingerprint
-from .parcel import Opener, Parcel, view
+from .fingerprint import fingerprints, pack
+from .items import Item, view
+from .parcel import Opener, Parcel
 
 NAME = "surefoot"
 
@@ -35,11 +36,12 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """`Parcel.to_dict`, as keywords."""
 
     items: list[dict[str, Any]]
+    fingerprints: list[int]
     addresses: dict[str, bytes]
 
 
 class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Takes weights out of parcels that the trainer published."""
+    """Takes weights out of parcels that the trainer published, and checks that they arrived as they were sent."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -47,43 +49,54 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self._opener = Opener(device)
-        self.arrived: dict[str, Tensor] = {}
         # Weights that a kernel has packed or quantized can't be written in place: vLLM reloads them layer by layer.
         self._in_place = device.type == "cuda" and vllm_config.quant_config is None
+        whole = vllm_config.parallel_config.tensor_parallel_size == 1
+        self._held = dict(held_tensors(model)) if self._in_place and whole else None
+        self._arrived: set[str] = set()
+        self.problem: str | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
         """Begin a sync."""
-        self.arrived = {}
+        self._arrived, self.problem = set(), None
         if not self._in_place:
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Take one parcel."""
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the buffer is filled anew as soon as this returns
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load one parcel's tensors."""
-        parcel = Parcel.from_dict({"items": update_info.items, "addresses": update_info.addresses})
+        """Load one parcel's tensors; what differs from what was sent is kept as `problem`."""
+        parcel = Parcel.from_dict(vars(update_info))
         buffer = self._opener.buffer(parcel)
-        tensors: list[tuple[str, Tensor]] = []
-        for item in parcel.items:
-            tensor = view(buffer, item).to(self.device)
-            if not self._in_place:
-                tensor = tensor.clone()  # a reload by layers keeps tensors until their layer is whole
-            self.arrived[item.name] = fingerprint(tensor)
-            tensors.append((item.name, tensor))
-        self.model.load_weights(tensors)
+        if buffer.device != self.device:
+            buffer = buffer.to(self.device)
+        elif not self._in_place:
+            buffer = buffer.clone()  # a reload by layers keeps tensors until their layer is whole
+        arrived = fingerprints(buffer, parcel.items)
+        self.model.load_weights([(item.name, view(buffer, item)) for item in parcel.items])
+        self._arrived |= {item.name for item in parcel.items}
+        self._note(parcel.items, parcel.fingerprints, arrived.tolist(), "arrived")
+        if self._held is not None and self.problem is None:
+            known = [item for item in parcel.items if item.name in self._held]
+            copy = torch.empty_like(buffer)
+            pack([self._held[item.name] for item in known], known, copy)
+            sent = {item.name: number for item, number in zip(parcel.items, parcel.fingerprints, strict=True)}
+            found = fingerprints(copy, known).tolist() if known else []
+            self._note(known, [sent[item.name] for item in known], found, "is computed with")
 
     def finish_weight_update(self) -> None:
         """End a sync."""
         if not self._in_place:
             finalize_layerwise_reload(self.model, self.model_config)
             repack_tied_head(self.model)
+        forgotten = sorted(set(self._held or ()) - self._arrived)
+        if self.problem is None and forgotten:
+            self.problem = f"{forgotten[0]} was never sent, and {len(forgotten) - 1} others"
 
     def shutdown(self) -> None:
         """Let go of the trainer's memory."""
@@ -93,6 +106,11 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
         """Not how weights are sent here: see `Publisher`."""
         raise NotImplementedError
+
+    def _note(self, items: Sequence[Item], sent: Sequence[int], found: Sequence[int], verb: str) -> None:
+        for item, right, number in zip(items, sent, found, strict=True):
+            if number != right and self.problem is None:
+                self.problem = f"{item.name} {verb} with other values than were sent"
 
 
 def repack_tied_head(model: nn.Module) -> None:
@@ -109,21 +127,19 @@ def repack_tied_head(model: nn.Module) -> None:
 class WorkerExtension:
     """Methods that vLLM's workers get beside their own; called by `collective_rpc`."""
 
-    def arrived_fingerprints(self) -> dict[str, int]:
-        """Of the tensors that the last sync brought to this worker."""
-        return fetch(self.weight_transfer_engine.arrived)  # type: ignore[attr-defined]
+    def begin_update(self) -> None:
+        """Begin a sync."""
+        self.start_weight_update()  # type: ignore[attr-defined]
 
-    def held_fingerprints(self) -> dict[str, int]:
-        """Of the tensors that this worker's model computes with, where they can be told apart by their names."""
-        runner: Any = self.model_runner  # type: ignore[attr-defined]
-        if self.device.type != "cuda" or self.vllm_config.parallel_config.tensor_parallel_size > 1:  # type: ignore[attr-defined]
-            return {}
-        return fetch({name: fingerprint(tensor) for name, tensor in held_tensors(runner.model)})
+    def load_parcel(self, parcel: dict[str, Any]) -> str | None:
+        """Take one parcel; returns what is wrong with what arrived."""
+        self.update_weights(parcel)  # type: ignore[attr-defined]
+        return self.weight_transfer_engine.problem  # type: ignore[attr-defined]
 
-    def weight_bytes(self) -> int:
-        """Bytes of this worker's weights."""
-        model: nn.Module = self.model_runner.model  # type: ignore[attr-defined]
-        return sum(p.nbytes for p in model.parameters())
+    def end_update(self) -> str | None:
+        """End a sync; returns what is wrong with what this worker's model now holds."""
+        self.finish_weight_update()  # type: ignore[attr-defined]
+        return self.weight_transfer_engine.problem  # type: ignore[attr-defined]
 
 
 def held_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
