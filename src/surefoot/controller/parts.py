@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class Engines:
     sampler: InferenceEngine
     device: torch.device
     link: Link | None = None  # None: the sampler works on the actor's own weights
+    startup: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds by part
 
     async def begin_training(self) -> None:
         """Sampling is done for now: what shares memory with the trainer makes room."""

@@ -6,6 +6,7 @@ cache of as many bytes as are left.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,7 +49,9 @@ def ray_engines(ready: Preflight, logs: Path) -> Iterator[Engines]:
     placement = cast(PlacementConfig, config.placement)
     roles = roles_of(config, ready.algorithm)
     layout = plan(config, roles)
+    clock = Laps()
     with connect(placement), reserve(layout, placement) as slots:
+        clock.lap("cluster")
         samplers = _start_samplers(layout, slots[layout.rollout], logs)  # their imports overlap with all that follows
         groups = {name: _start_group(ready, layout, name, slots[name], logs) for name in layout.training}
         for group in groups.values():
@@ -57,15 +60,37 @@ def ray_engines(ready: Preflight, logs: Path) -> Iterator[Engines]:
         for name, members in layout.training.items():
             for role in members:
                 engines[cast(Role, role)] = groups[name].load(cast(Role, role))
+        clock.lap("trainer")
         measured = {name: group.rehearse() for name, group in groups.items()}
+        clock.lap("rehearsal")
         sleeps = _start_engines(ready, layout, engines["actor"], measured, samplers, logs)
+        clock.lap("sampler")
         sampler = SamplerGroup(samplers, logs)
         actors = next(groups[name] for name, members in layout.training.items() if "actor" in members)
         sharing = [groups[layout.rollout]] if layout.colocated else []
         link = RayLink(ready, sampler, actors, engines["actor"], sharing, sleeps)
         yield Engines(
-            engines["actor"], engines.get("critic"), engines.get("reference"), sampler, torch.device("cpu"), link
+            engines["actor"],
+            engines.get("critic"),
+            engines.get("reference"),
+            sampler,
+            torch.device("cpu"),
+            link,
+            clock.seconds,
         )
+
+
+class Laps:
+    """Seconds of what comes one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What went on since the last lap was this."""
+        now = time.monotonic()
+        self.seconds[name], self._last = now - self._last, now
 
 
 def _start_samplers(layout: Plan, slots: Sequence[Slot], logs: Path) -> dict[str, Any]:

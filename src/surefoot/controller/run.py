@@ -148,7 +148,11 @@ def facts(ready: Preflight, engines: Engines) -> dict[str, str]:
         "algorithm": f"{ready.algorithm.name}, {train.prompts_per_step} x {train.samples_per_prompt} rollouts a step",
         "data": ", ".join(f"{s.name} ({s.stop - s.start} prompts)" for s in ready.prompts.sources),
         "device": str(engines.device),
-    }
+    } | (
+        {"start-up": ", ".join(f"{name} {seconds:.0f} s" for name, seconds in engines.startup.items())}
+        if engines.startup
+        else {}
+    )
 
 
 def _count(parameters: int) -> str:

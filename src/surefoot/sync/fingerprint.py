@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from .items import ALIGNMENT, Item, view
+from .items import ALIGNMENT, Item, used, view
 
 _WORDS = ALIGNMENT // 4  # int32 words of one row of the buffer
 
@@ -29,8 +29,7 @@ def fingerprints(buffer: Tensor, items: Sequence[Item]) -> Tensor:
         raw = buffer.numpy().data
         digests = [xxhash.xxh3_64_intdigest(raw[i.start : i.start + i.size]) - (1 << 63) for i in items]
         return torch.tensor(digests, dtype=torch.int64)
-    last = items[-1]
-    rows = buffer[: -(-(last.start + last.size) // ALIGNMENT) * ALIGNMENT].view(torch.int32).view(-1, _WORDS)
+    rows = buffer[: used(items)].view(torch.int32).view(-1, _WORDS)
     sums = rows.sum(1, dtype=torch.int64)
     sums = 3 * sums + 5 * rows[:, ::2].sum(1, dtype=torch.int64) + 7 * rows[:, : _WORDS // 2].sum(1, dtype=torch.int64)
     # Odd multipliers that differ by place; int64 arithmetic wraps around, on every device alike.
@@ -43,6 +42,6 @@ def fingerprints(buffer: Tensor, items: Sequence[Item]) -> Tensor:
 
 def pack(tensors: Sequence[Tensor], items: Sequence[Item], buffer: Tensor) -> None:
     """Put tensors at their places in a buffer, and 0 between them."""
-    buffer.zero_()
+    buffer[: used(items)].zero_()
     for tensor, item in zip(tensors, items, strict=True):
         view(buffer, item).copy_(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,11 @@ def place(name: str, tensor: Tensor, end: int) -> Item:
     """Where a tensor goes in a buffer that is full up to `end`."""
     start = -(-end // ALIGNMENT) * ALIGNMENT
     return Item(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start)
+
+
+def used(items: Sequence[Item]) -> int:
+    """Bytes of a buffer that items take, from its start."""
+    return -(-(items[-1].start + items[-1].size) // ALIGNMENT) * ALIGNMENT
 
 
 def view(buffer: Tensor, item: Item) -> Tensor:

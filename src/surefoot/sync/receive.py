@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload  # pyright: ignore[reportMissingImports]
 
 from .fingerprint import fingerprints, pack
-from .items import Item, view
+from .items import Item, used, view
 from .parcel import Opener, Parcel
 
 NAME = "surefoot"
@@ -72,7 +72,7 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load one parcel's tensors; what differs from what was sent is kept as `problem`."""
         parcel = Parcel.from_dict(vars(update_info))
-        buffer = self._opener.buffer(parcel)
+        buffer = self._opener.buffer(parcel)[: used(parcel.items)]
         if buffer.device != self.device:
             buffer = buffer.to(self.device)
         elif not self._in_place:
