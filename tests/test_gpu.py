@@ -76,9 +76,9 @@ SPLIT = {
     "float32": (Case(device="cuda"), 1e-5),
     "critic": (Case(device="cuda", critic=True), 1e-5),
     "offloaded": (Case(device="cuda", parallel=ParallelConfig(cpu_offload=True)), 1e-5),
-    "half precision": (Case(device="cuda", dtype="bfloat16"), 2e-4),
-    "half precision, adapters": (Case(device="cuda", dtype="bfloat16", lora=True), 2e-4),
-    "activation checkpointing": (Case(device="cuda", dtype="bfloat16", checkpointing=True), 2e-4),
+    "half precision": (Case(device="cuda", dtype="bfloat16"), 4e-4),
+    "half precision, adapters": (Case(device="cuda", dtype="bfloat16", lora=True), 4e-4),
+    "activation checkpointing": (Case(device="cuda", dtype="bfloat16", checkpointing=True), 4e-4),
 }
 if torch.cuda.device_count() % 2 == 0:
     SPLIT["sequence parallel"] = (Case(device="cuda", parallel=ParallelConfig(sequence=2)), 1e-5)
