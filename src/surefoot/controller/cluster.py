@@ -24,7 +24,6 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's default gives way to everything else on the machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # which GPUs a process sees is said by us, see `Slot`
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "RAY_DEDUP_LOGS": "0",
 }
 
