@@ -50,6 +50,9 @@ async def conversation(
             return row.build()
         messages.append({"role": "assistant", "content": said})
         result = {"role": "tool", "content": calculate(said.rstrip().removesuffix("="))}
+        row.count("tool_calls")
+        if result["content"].startswith("error"):
+            row.count("tool_errors")
         ids = context.template.next_turn(messages, turn.token_ids, [result], prompt.tools)
         if len(ids) >= row.num_left:
             return row.build("length")

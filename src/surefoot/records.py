@@ -60,7 +60,10 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled trajectory. `response` is the decoded model text, for rewards and people; ids are what is trained."""
+    """One sampled trajectory. `response` is the decoded model text, for rewards and people; ids are what is trained.
+
+    `counts` is what its program counted; the step's sums are the metrics `rollout/NAME`.
+    """
 
     prompt: Prompt
     sample_index: int
@@ -71,6 +74,7 @@ class Rollout:
     finish_reason: FinishReason
     response: str
     reward: Reward | None = None
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def num_model_tokens(self) -> int:

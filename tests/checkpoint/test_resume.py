@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from surefoot.checkpoint.layout import folder_name, unfinished_name
-from surefoot.checkpoint.resume import find_resume, resolve_checkpoint
+from surefoot.checkpoint.resume import Resume, find_resume, resolve_checkpoint
 from surefoot.checkpoint.store import save
-from surefoot.errors import UserError
+from surefoot.errors import RunError, UserError
 
 
 @pytest.fixture
@@ -26,16 +26,21 @@ def code_of(folder: Path, word: str, used: bool = False) -> str:
     return caught.value.code
 
 
+def path_of(resume: Resume) -> Path:
+    assert resume.checkpoint is not None
+    return resume.checkpoint.path
+
+
 def test_a_new_run_starts_at_the_beginning(tmp_path: Path):
-    assert find_resume(tmp_path / "none", "auto").path is None
-    assert find_resume(tmp_path / "none", "never").path is None
+    assert find_resume(tmp_path / "none", "auto").checkpoint is None
+    assert find_resume(tmp_path / "none", "never").checkpoint is None
 
 
 def test_auto_takes_the_newest_whole_one_and_names_what_it_leaves_out(run: Path):
     (run / folder_name(6)).mkdir()
     (run / unfinished_name(7)).mkdir()
     resume = find_resume(run, "auto")
-    assert resume.path == run / folder_name(4)
+    assert path_of(resume) == run / folder_name(4)
     assert len(resume.ignored) == 2
     assert folder_name(6) in resume.ignored[0]
     assert "interrupted" in resume.ignored[0]
@@ -52,7 +57,7 @@ def test_folders_without_a_whole_one_are_refused_rather_than_started_from_zero(t
 def test_no_pointer_file_is_needed_or_believed(run: Path):
     (run / "latest").write_text("step_000099")
     (run / "latest_checkpointed_iteration.txt").write_text("2")
-    assert find_resume(run, "auto").path == run / folder_name(4)
+    assert path_of(find_resume(run, "auto")) == run / folder_name(4)
 
 
 def test_never_refuses_a_used_folder(run: Path, tmp_path: Path):
@@ -63,17 +68,17 @@ def test_never_refuses_a_used_folder(run: Path, tmp_path: Path):
 @pytest.mark.parametrize("path", ["runs/a", "runs/a/checkpoints", "runs/a/checkpoints/step_000004"])
 def test_a_path_may_be_a_run_its_checkpoints_or_one_of_them(run: Path, tmp_path: Path, path: str):
     fresh = tmp_path / "runs" / "b" / "checkpoints"
-    assert find_resume(fresh, str(tmp_path / path)).path == run / folder_name(4)
+    assert path_of(find_resume(fresh, str(tmp_path / path))) == run / folder_name(4)
 
 
 def test_a_path_into_another_run_may_be_an_older_checkpoint(run: Path, tmp_path: Path):
     fresh = tmp_path / "runs" / "b" / "checkpoints"
-    assert find_resume(fresh, str(run / folder_name(2))).path == run / folder_name(2)
+    assert path_of(find_resume(fresh, str(run / folder_name(2)))) == run / folder_name(2)
 
 
 def test_going_back_within_a_run_is_refused(run: Path):
     assert code_of(run, str(run / folder_name(2))) == "resume-newer-exists"
-    assert find_resume(run, str(run / folder_name(4))).path == run / folder_name(4)
+    assert path_of(find_resume(run, str(run / folder_name(4)))) == run / folder_name(4)
 
 
 def test_another_runs_checkpoint_is_refused_once_this_run_has_its_own(run: Path, tmp_path: Path):
@@ -96,3 +101,20 @@ def test_a_folder_without_checkpoints_or_a_broken_one_is_refused(run: Path, tmp_
     with pytest.raises(UserError, match=r"state\.json is missing") as caught:
         resolve_checkpoint(run / folder_name(4))
     assert caught.value.code == "checkpoint-none-whole"
+
+
+def test_a_damaged_newest_one_is_put_aside_and_the_run_goes_on_from_the_one_before(run: Path):
+    file = run / folder_name(4) / "actor.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(RunError, match=r"actor\.safetensors is not what was written"):
+        find_resume(run, str(run / folder_name(4)))  # asked for by name, it is refused
+    assert resolve_checkpoint(run).path == run / folder_name(2)
+    assert (run / folder_name(4)).is_dir()  # reading a run changes nothing
+    resume = find_resume(run, "auto")
+    assert path_of(resume) == run / folder_name(2)
+    assert "damaged-step_000004 is left out: actor.safetensors" in resume.ignored[0]
+    # It no longer counts: the next save with keep_last 1 leaves the new one, and the damaged one for people.
+    save(run, 3, {"actor": {"w": torch.ones(2)}}, {"step": 3}, keep_last=1)
+    assert sorted(p.name for p in run.iterdir()) == ["damaged-step_000004", folder_name(3)]

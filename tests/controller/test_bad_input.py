@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,12 +14,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from surefoot.controller import loop
 from surefoot.controller.preflight import preflight
-from surefoot.controller.run import run_training
+from surefoot.controller.run import run_evaluation, run_training
+from surefoot.controller.signals import Interrupted
 from surefoot.errors import RunError, UserError
+from surefoot.rollout.embedded import EmbeddedEngine
 
-from .tiny_run import metrics_of, tiny_config, write_config
+from .tiny_run import metrics_of, tiny_config, without_clocks, write_config, write_rows
 
 
 @pytest.fixture
@@ -182,6 +188,85 @@ def test_too_long_prompts_under_the_other_policies(tmp_path, tiny_folder, policy
     ready = preflight(tiny_config(tmp_path, tiny_folder, data={"max_prompt_length": limit, "truncation": policy}))
     assert len(ready.prompts.prompts) == kept
     assert max(len(p.token_ids) for p in ready.prompts.prompts) == limit
+
+
+def test_the_engine_never_sees_more_than_the_limit(tmp_path, tiny_folder, monkeypatch):
+    """Every row of the data is over the limit, in training and in evaluation: each request is cut, and all run."""
+    limit, seen = 6, []
+    generate = EmbeddedEngine.generate
+
+    async def watched(self, request):
+        seen.append(len(request.token_ids))
+        return await generate(self, request)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", watched)
+    evaluation = {"sources": [{"type": "file", "path": str(tmp_path / "rows.jsonl"), "limit": 4}], "hold_out": False}
+    data = {"max_prompt_length": limit, "truncation": "left"}
+    run_training(tiny_config(tmp_path, tiny_folder, data=data, eval=evaluation, train={"steps": 2}))
+    assert len(seen) == 2 * 16 + 2 * 4
+    assert set(seen) == {limit}
+
+
+def test_a_step_of_cut_responses_alone_is_counted_as_empty_and_moves_nothing(tmp_path, tiny_folder):
+    config = tiny_config(
+        tmp_path,
+        tiny_folder,
+        algorithm={"mask_truncated": True},
+        rollout={"sampling": {"max_response_length": 1}},
+        train={"steps": 2},
+    )
+    run_training(config)
+    for row in metrics_of(config):
+        assert row["rollout/truncated"] == 1
+        assert row["actor/empty_updates"] == 1
+        assert row.get("actor/loss", 0.0) == 0
+        assert not [name for name, value in row.items() if value == "NaN"]
+    (start,) = (load_file(f) for f in tiny_folder.glob("*.safetensors"))
+    end = load_file(tmp_path / "runs" / "tiny" / "checkpoints" / "step_000002" / "actor.safetensors")
+    assert all(torch.equal(start[name], end[name]) for name in end)
+
+
+def test_more_threads_than_cores_are_refused(tmp_path, tiny_folder):
+    refused(tiny_config(tmp_path, tiny_folder, threads=5000), "threads", "cores")
+
+
+def test_evaluation_alone_reads_no_training_data(tmp_path, tiny_folder):
+    write_rows(tmp_path, name="held.jsonl", count=4)
+    evaluation = {"sources": [{"type": "file", "path": str(tmp_path / "held.jsonl")}]}
+    sources = [{"type": "file", "path": str(tmp_path / "gone.jsonl")}]
+    config = tiny_config(tmp_path, tiny_folder, eval=evaluation, data={"sources": sources})
+    refused(config, "data.sources.0.path", "gone.jsonl")
+    assert run_evaluation(config, None)["eval/rows"] == 4
+
+
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
+def test_a_final_evaluation_that_did_not_end_is_made_up(tmp_path, tiny_folder, monkeypatch, how: str):
+    evaluation = {"sources": [{"type": "file", "path": str(tmp_path / "rows.jsonl"), "limit": 4}], "hold_out": False}
+    config = tiny_config(tmp_path, tiny_folder, eval=evaluation, train={"steps": 2})
+    whole = tiny_config(tmp_path, tiny_folder, name="whole", eval=evaluation, train={"steps": 2})
+    run_training(whole)
+    real, calls = loop.evaluate, []
+
+    async def broken(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            if how == "interrupted":
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(5)
+            raise RunError("reward-worker", "the judge is gone")
+        return await real(*arguments)
+
+    monkeypatch.setattr(loop, "evaluate", broken)
+    with pytest.raises(Interrupted if how == "interrupted" else RunError):
+        run_training(config)
+    assert [("eval/score" in row) for row in metrics_of(config)] == [True, False, False]
+    summary = run_training(config)
+    assert without_clocks(metrics_of(config)) == without_clocks(metrics_of(whole))
+    assert summary["held_out"]["eval/score"]["trained_step"] == 2
+    before = metrics_of(config)
+    run_training(config)  # and once more: nothing is left to do
+    assert len(calls) == 3
+    assert metrics_of(config) == before
 
 
 def test_a_reward_that_raises_hangs_or_is_no_number_costs_its_rows(tmp_path, tiny_folder):

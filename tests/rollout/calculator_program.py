@@ -35,6 +35,8 @@ async def calculator(
                 return row.build()
             messages.append({"role": "assistant", "content": text})
             answer = {"role": "tool", "content": call_tool(found[1])}
+            if answer["content"].startswith("error"):
+                row.count("tool_errors")
             row.add_context(context.template.next_turn(messages, completion.token_ids, [answer], prompt.tools))
             messages.append(answer)
         return row.build("tool_limit")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from surefoot.algorithms.credit import assign_credit
 from surefoot.config.rollout import RolloutConfig, SamplingConfig
 from surefoot.data.template import make_template
 from surefoot.errors import UserError
-from surefoot.records import Prompt
+from surefoot.records import Metric, Prompt, Reward, Scores
 from surefoot.rollout.api import Completion, ProgramContext
 from surefoot.rollout.builder import RolloutBuilder
 from surefoot.rollout.embedded import EmbeddedEngine
 from surefoot.rollout.programs import load_program
 from surefoot.rollout.single_turn import single_turn
 from surefoot.seeds import derive_seed
+from surefoot.tracking.metrics import rollout_metrics
+from tests.algorithms.runs import algorithm
 from tests.rollout.calculator_program import calculator
 from tests.rollout.fake_engine import ScriptedEngine
 from tests.rollout.test_stopping import BYTES
@@ -121,6 +125,9 @@ def test_a_malformed_call_is_answered_and_costs_nothing_else(call, told):
     text = TOKENIZER.decode(bad[0].token_ids.tolist())
     assert f"<|im_start|>tool\nerror: {told}" in text
     assert "error" not in TOKENIZER.decode(bad[0].token_ids[bad[0].loss_mask].tolist())
+    counted = rollout_metrics([*good, *bad, *other])
+    assert counted["rollout/tool_errors"] == Metric(2.0, kind="sum")  # the two samples of the bad prompt
+    assert "rollout/tool_errors" not in rollout_metrics(good)
 
 
 def test_completions_stay_with_their_prompt_through_uneven_turns_in_any_order():
@@ -193,6 +200,25 @@ def test_tokens_that_no_encoding_gives_are_trained_as_sampled(limit):
     (rollout,) = run(single_turn, prompt, engine, context(tokenizer=BYTES, max_response_length=limit))
     assert rollout.token_ids[3:].tolist() == said
     assert rollout.response == "ab</"
+
+
+def test_the_reward_lands_on_the_custom_stop_token_that_ended_the_row():
+    model = tiny_model(scale=5)
+    engine = EmbeddedEngine(model, TOKENIZER, [EOS], 8, torch.device("cpu"))
+    prompt = prompt_of("hello")
+    free = run(single_turn, prompt, engine, context(4, max_response_length=20))
+    stop = int(free[0].token_ids[len(prompt.token_ids) + 5])  # some token of the first row, not the end of sequence
+    rollouts = run(single_turn, prompt, engine, context(4, max_response_length=20, stop_token_ids=[stop]))
+    assert rollouts[0].finish_reason == "stop"
+    assert rollouts[0].token_ids[-1] == stop
+    rows = [replace(rollout, reward=Reward(3.0)) for rollout in rollouts]
+    values = [Scores(values=np.zeros(len(r.token_ids), np.float32)) for r in rows]
+    half = algorithm(name="ppo", gamma=0.5, whiten_advantages=False)
+    for sample in assign_credit(rows, values, half, 0.0)[0]:
+        returns = sample.returns[sample.loss_mask]
+        # Discounted by 1/2 a token from the last one, which holds all of the score.
+        assert returns.tolist() == [3.0 * 0.5**k for k in range(len(returns))][::-1]
+        assert not sample.returns[~sample.loss_mask].any()
 
 
 def test_single_turn_on_the_real_engine():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from surefoot.config.load import build_config
 from surefoot.config.tracking import AlarmsConfig
 from surefoot.errors import CODES, UserError
+from surefoot.tracking import alarms
 from surefoot.tracking.alarms import ALARMS, AlarmBell
 
 CONFIG = AlarmsConfig()
@@ -208,3 +209,21 @@ def test_a_misspelt_alarm_is_refused_with_the_nearest_one_before_anything_loads(
     }
     with pytest.raises(UserError, match="did you mean `alarm-nan`"):
         build_config(values)
+
+
+def test_looking_costs_the_same_at_every_step_and_the_start_is_remembered(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+
+    def count(rows: alarms.Rows, config: AlarmsConfig) -> None:
+        seen.append(len(rows))
+
+    monkeypatch.setitem(alarms.ALARMS, "alarm-kl", count)
+    monkeypatch.setattr(alarms, "_NEWEST", 100)
+    config = AlarmsConfig(window=3)
+    bell = AlarmBell(config)
+    said: list[str] = []
+    for step in range(1, 2001):
+        entropy = 1.0 if step < 1900 else 9.0
+        said += [alarm.code for alarm in bell.ring(step, {"step": step, "rollout/entropy": entropy})]
+    assert max(seen) <= 120
+    assert said == ["alarm-entropy-explosion"]  # against the start of the run, 1,900 steps ago

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.errors import UserError
 from surefoot.tracking.jsonl import MetricsFile, read_metrics, to_line
 
 
@@ -111,3 +112,24 @@ except RunError as error:
         range(len(read_metrics(tmp_path / "m.jsonl")))
     )
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2000
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "null", '{"a": 1}', '{"step": "1"}', '{"step": 2, "a": "much"}', "7"])
+def test_a_line_that_is_no_step_is_refused_and_nothing_is_touched(tmp_path: Path, line: str):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n' + line + "\n")
+    before = path.read_text()
+    with pytest.raises(UserError, match="line 2 is no step's metrics") as caught:
+        MetricsFile(path, resumed_step=1)
+    assert caught.value.code == "metrics-unreadable"
+    assert path.read_text() == before
+
+
+def test_the_last_row_can_get_what_it_lacked(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n')
+    file = MetricsFile(path, resumed_step=2)
+    assert file.amend({"eval/score": 0.5}) == {"step": 2, "a": 2.0, "eval/score": 0.5}
+    file.log(3, {"a": 3.0})
+    file.close()
+    assert read_metrics(path)[1:] == [{"step": 2, "a": 2.0, "eval/score": 0.5}, {"step": 3, "a": 3.0}]

@@ -13,7 +13,7 @@ from ..config.model import Dtype
 from ..errors import RunError, UserError, nearest
 from ..tracking.files import naming_full_disk, share
 from .resume import resolve_checkpoint
-from .store import Checkpoint, load
+from .store import Checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +91,7 @@ def export_checkpoint(source: Path, to: Path, merge_adapter: bool = True, dtype:
     from ..train.model import load_policy
 
     _check_request(to, dtype or "bfloat16")
-    path = cast(Path, resolve_checkpoint(source).path)
-    checkpoint = load(path)
+    checkpoint = resolve_checkpoint(source)
     settings = config_of(checkpoint).model
     exact = settings.model_copy(update={"dtype": "float32", "gradient_checkpointing": False, "compile": False})
     with _quiet_transformers():

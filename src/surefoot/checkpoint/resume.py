@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError, nearest
-from .layout import Found, newest, parse_name
-from .store import scan
+from .layout import parse_name
+from .store import Checkpoint, load, newest_checkpoint, scan, set_aside
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to go on from; `path` None starts at step 0. `ignored` are lines about folders that are not whole."""
+    """What to go on from; None starts at step 0. `ignored` are lines about folders that are no whole checkpoints."""
 
-    path: Path | None
+    checkpoint: Checkpoint | None
     ignored: tuple[str, ...] = ()
 
 
@@ -41,7 +41,7 @@ def find_resume(folder: Path, word: str, used: bool = False) -> Resume:
             )
         return Resume(None)
     if word == "auto":
-        return _newest_in(folder)
+        return _newest_of_run(folder)
     if "/" not in word and not Path(word).exists():
         near = nearest(word, ["auto", "never"])
         raise UserError(
@@ -55,11 +55,12 @@ def find_resume(folder: Path, word: str, used: bool = False) -> Resume:
     return _from_path(folder, Path(word).expanduser())
 
 
-def resolve_checkpoint(path: Path) -> Resume:
-    """Return the checkpoint that a path means: itself, or the newest whole one of a run or checkpoints folder.
+def resolve_checkpoint(path: Path) -> Checkpoint:
+    """Open the checkpoint that a path means: itself, or the newest whole one of a run or checkpoints folder.
 
     Raises:
         UserError: `checkpoint-not-found` or `checkpoint-none-whole`.
+        RunError: `checkpoint-corrupt`: the path is a checkpoint, and damaged.
     """
     if not path.is_dir():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else None
@@ -73,21 +74,22 @@ def resolve_checkpoint(path: Path) -> Resume:
     if parse_name(path.name) is not None:
         (one,) = [found for found in scan(path.parent) if found.name == path.name]
         if one.problem is not None:
-            raise _none_whole(path.parent, [one])
-        return Resume(path)
+            raise _none_whole(path.parent, {one.name: one.problem})
+        return load(path)
     inner = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    resume = _newest_in(inner)
-    if resume.path is None:
+    checkpoint, problems = newest_checkpoint(inner)
+    if checkpoint is None and problems:
+        raise _none_whole(inner, problems)
+    if checkpoint is None:
         raise UserError("checkpoint-not-found", "there is no checkpoint in this folder", key=str(path))
-    return resume
+    return checkpoint
 
 
 def _from_path(folder: Path, path: Path) -> Resume:
-    resume = resolve_checkpoint(path)
-    assert resume.path is not None
-    own, step = scan(folder), parse_name(resume.path.name)
-    is_own = resume.path.resolve().parent == folder.resolve()
-    in_the_way = [one for one in own if one.problem is None and not (is_own and one.step <= (step or 0))]
+    checkpoint = resolve_checkpoint(path)
+    own, step = scan(folder), checkpoint.manifest.step
+    is_own = checkpoint.path.resolve().parent == folder.resolve()
+    in_the_way = [one for one in own if one.problem is None and not (is_own and one.step <= step)]
     if in_the_way:
         raise UserError(
             "resume-newer-exists",
@@ -96,23 +98,28 @@ def _from_path(folder: Path, path: Path) -> Resume:
             got=", ".join(str(folder / one.name) for one in in_the_way),
             hint="Set checkpoint.resume=auto to go on from the newest of them, or give this run another `name`.",
         )
-    return resume
+    return Resume(checkpoint)
 
 
-def _newest_in(folder: Path) -> Resume:
-    found = scan(folder)
-    best = newest(found)
-    if best is None and found:
-        raise _none_whole(folder, found)
-    ignored = tuple(f"{folder / one.name} is left out: {one.problem}" for one in found if one.problem is not None)
-    return Resume(folder / best.name if best else None, ignored)
+def _newest_of_run(folder: Path) -> Resume:
+    checkpoint, problems = newest_checkpoint(folder)
+    if checkpoint is None and problems:
+        raise _none_whole(folder, problems)
+    whole = {one.name for one in scan(folder) if one.problem is None}
+    ignored: list[str] = []
+    for name, problem in problems.items():
+        path = folder / name
+        if name in whole:  # by its sizes: it would be kept, and a good one deleted for it
+            path = set_aside(path)
+        ignored.append(f"{path} is left out: {problem}")
+    return Resume(checkpoint, tuple(ignored))
 
 
-def _none_whole(folder: Path, found: Sequence[Found]) -> UserError:
+def _none_whole(folder: Path, problems: Mapping[str, str]) -> UserError:
     return UserError(
         "checkpoint-none-whole",
         "no checkpoint here is whole",
         key=str(folder),
-        got="; ".join(f"{one.name}: {one.problem}" for one in found),
+        got="; ".join(f"{name}: {problem}" for name, problem in problems.items()),
         hint=f"To start from the beginning, delete {folder}.",
     )

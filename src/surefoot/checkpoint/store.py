@@ -95,12 +95,6 @@ def scan(folder: Path) -> list[Found]:
     return sorted(found, key=lambda one: (one.step, one.name))
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint in `folder`, found by the manifests alone."""
-    best = newest(scan(folder))
-    return folder / best.name if best else None
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A whole checkpoint whose digests were verified. Tensors are read when they are asked for."""
@@ -154,12 +148,31 @@ class Checkpoint:
         return file.read_text("utf-8") if CONFIG in self.manifest.files else None
 
 
-def load(path: Path, verify: bool = True) -> Checkpoint:
-    """Open a checkpoint.
+def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, dict[str, str]]:
+    """Open the newest checkpoint that is whole and undamaged.
 
-    Args:
-        path: Its folder.
-        verify: Compare the digest of every file with the manifest's, which reads all of them once.
+    Returns:
+        The checkpoint, and for each newer folder that is none, by name, what is wrong with it.
+    """
+    found = scan(folder)
+    problems = {one.name: one.problem for one in found if one.problem is not None}
+    while (best := newest([one for one in found if one.name not in problems])) is not None:
+        try:
+            return load(folder / best.name), problems
+        except RunError as error:
+            problems[best.name] = str(error.got)
+    return None, problems
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it counts as none when old ones are deleted; people may look at it."""
+    aside = path.with_name(f"damaged-{path.name.strip('.')}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
+
+
+def load(path: Path) -> Checkpoint:
+    """Open a checkpoint, comparing the digest of every file with the manifest's, which reads all of them once.
 
     Raises:
         RunError: `checkpoint-corrupt` when it is not whole or a digest differs, naming the file.
@@ -169,13 +182,13 @@ def load(path: Path, verify: bool = True) -> Checkpoint:
     if text is not None:
         try:
             manifest = Manifest.from_json(text)
-            problem = _differs(path, manifest, verify)
+            problem = _differs(path, manifest)
             if problem is None:
                 return Checkpoint(path, manifest, json.loads((path / STATE).read_text("utf-8")))
         except ValueError as error:
             problem = str(error)
     hint = f"Delete {path}: checkpoint.resume=auto then takes the one before it."
-    raise RunError("checkpoint-corrupt", f"{path} can't be loaded: {problem}", hint=hint)
+    raise RunError("checkpoint-corrupt", f"{path} can't be loaded", got=problem, hint=hint)
 
 
 def _write(
@@ -234,12 +247,12 @@ def _file_digest(file: Path) -> str:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _differs(path: Path, manifest: Manifest, verify: bool) -> str | None:
+def _differs(path: Path, manifest: Manifest) -> str | None:
     sizes = _sizes(path)
     for name, entry in manifest.files.items():
         if sizes.get(name) != entry.size:
             return f"{name} has {sizes.get(name, 'no')} bytes, not {entry.size}"
-        if verify and _file_digest(path / name) != entry.blake2b:
+        if _file_digest(path / name) != entry.blake2b:
             return f"{name} is not what was written: its digest differs"
     return None
 

@@ -15,6 +15,7 @@ from ..algorithms.credit import assign_credit
 from ..algorithms.kl import next_coef
 from ..algorithms.objective import PolicyObjective, ValueObjective
 from ..algorithms.warmup import advance
+from ..config.run import EvalRunConfig
 from ..errors import RunError
 from ..records import Floats, Metric, Prompt, Rollout, Sample, Scores, merge_metrics
 from ..seeds import derive_seed
@@ -57,9 +58,7 @@ async def train(run: Run) -> None:
     run.stop.defer()
     progress.cursor = run.ready.sampler.state_dict()
     try:
-        known = any(row["step"] == 0 for row in run.trackers.rows)  # a run that was interrupted in its first step
-        if progress.step == 0 and not known and config.eval is not None and config.eval.before_training:
-            run.trackers.log(0, await run.stop.unless_requested(held_out(run)) | run.trackers.clock.lap())
+        await make_up_evaluation(run)
         while progress.step < config.train.steps:
             await step(run, progress.step + 1)
             run.stop.check()
@@ -69,6 +68,27 @@ async def train(run: Run) -> None:
             run.saver.save_once(run.engines, progress)
         raise
     run.saver.save_once(run.engines, progress)
+
+
+def wants_evaluation(config: EvalRunConfig | None, step: int, steps: int) -> bool:
+    """Whether the weights after `step` of `steps` are evaluated."""
+    if config is None:
+        return False
+    return config.before_training if step == 0 else step == steps or bool(config.every and step % config.every == 0)
+
+
+async def make_up_evaluation(run: Run) -> None:
+    """Evaluate the weights that the run begins with, or that it was interrupted at before they were evaluated."""
+    config, number, rows = run.ready.config, run.progress.step, run.trackers.rows
+    here = rows[-1] if rows and rows[-1]["step"] == number else None
+    if not wants_evaluation(config.eval, number, config.train.steps) or (here is not None and "eval/rows" in here):
+        return
+    metrics = await run.stop.unless_requested(held_out(run))
+    times = run.trackers.clock.lap()
+    if here is not None:
+        run.trackers.amend(metrics | {"time/eval": times["time/step"]})
+    elif number == 0:
+        run.trackers.log(0, metrics | times)
 
 
 async def step(run: Run, number: int) -> None:
@@ -261,20 +281,18 @@ async def record(
         if alarm:
             trackers.alarm(alarm)
     row = flatten(metrics | run.collector.rewards.metrics())
-    evaluation: dict[str, float] = {}
-    if config.eval is not None and (
-        number == config.train.steps or (config.eval.every and number % config.eval.every == 0)
-    ):
-        times = trackers.clock.lap()
-        with suppress(Interrupted):  # the step itself is whole; the caller sees the signal at its next check
-            evaluation = await run.stop.unless_requested(held_out(run))
-        evaluation |= {"time/eval": trackers.clock.lap()["time/step"]}
-    else:
-        times = trackers.clock.lap()
+    times = trackers.clock.lap()
     seconds, tokens = times["time/step"], sum(len(r.token_ids) for r in rollouts)
     row["throughput/tokens_per_second"] = tokens / seconds
     row["throughput/sampled_tokens_per_second"] = sum(r.num_model_tokens for r in rollouts) / times["time/generate"]
-    alarms = trackers.log(number, row | times | evaluation)
+    evaluation: dict[str, float] = {}
+    try:
+        if wants_evaluation(config.eval, number, config.train.steps):
+            with suppress(Interrupted):  # the step itself is whole; the caller sees the signal at its next check
+                evaluation = await run.stop.unless_requested(held_out(run))
+                evaluation |= {"time/eval": trackers.clock.lap()["time/step"]}
+    finally:  # an evaluation that failed is made up when the run goes on
+        alarms = trackers.log(number, row | times | evaluation)
     if rollouts:
         trackers.sample(number, rollouts[number % len(rollouts)])
     if config.checkpoint.every and number % config.checkpoint.every == 0:

@@ -21,7 +21,7 @@ from ..train.api import TrainEngine
 from ..train.engine import ModuleEngine
 from ..train.model import load_critic, load_policy, load_reference
 from ..train.shard import Shards
-from .preflight import Preflight, Role, roles_of
+from .preflight import Checked, Preflight, Role, roles_of
 from .sampling import RolloutCollector
 from .score_rows import ScoreRow
 
@@ -147,17 +147,17 @@ def load_engine(
     return ModuleEngine(model, train, shards=shards, whole=whole, **keys)
 
 
-def load_sampler(ready: Preflight) -> EmbeddedEngine:
+def load_sampler(ready: Checked) -> EmbeddedEngine:
     """Load the policy alone, to sample from it."""
     device = pick_device(ready.config)
     return _sampler(ready, load_policy(ready.config.model, device).requires_grad_(False), device)
 
 
-def _sampler(ready: Preflight, policy: nn.Module, device: torch.device) -> EmbeddedEngine:
+def _sampler(ready: Checked, policy: nn.Module, device: torch.device) -> EmbeddedEngine:
     rows = ready.config.rollout.max_concurrent_rows
     return EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
 
 
-def make_collector(ready: Preflight, engine: InferenceEngine, rewards: RewardRunner) -> RolloutCollector:
+def make_collector(ready: Checked, engine: InferenceEngine, rewards: RewardRunner) -> RolloutCollector:
     """Tie the sampler, the program and the rewards together."""
     return RolloutCollector(engine, ready.program, ready.template, rewards)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.resolve import fill, resolve
 from ..algorithms.table import Algorithm
 from ..config import RunConfig
+from ..config.data import Source
 from ..config.rollout import VllmConfig
 from ..data.holdout import hold_out
 from ..data.load import PromptSet, load_prompts
@@ -31,8 +33,8 @@ Role = Literal["actor", "critic", "reference"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Preflight:
-    """A run that nothing speaks against, as far as can be known without its models."""
+class Checked:
+    """All that sampling needs beside the model, and that nothing speaks against."""
 
     config: RunConfig  # with the preset's values filled in
     algorithm: Algorithm
@@ -41,13 +43,35 @@ class Preflight:
     template: Template
     stop_ids: tuple[int, ...]
     program: RolloutProgram
+    eval_prompts: PromptSet | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preflight(Checked):
+    """A run that nothing speaks against, as far as can be known without its models."""
+
     prompts: PromptSet
     sampler: PromptSampler
-    eval_prompts: PromptSet | None
 
 
 def preflight(config: RunConfig) -> Preflight:
     """Check a configuration against itself, its files, its data and its functions.
+
+    Raises:
+        UserError: The first thing that is wrong, with the key to change.
+    """
+    checked = check_parts(config)
+    config = checked.config
+    prompts = _load(config, config.data.sources, checked.template, "data.sources")
+    if config.eval is not None and config.eval.hold_out and checked.eval_prompts is not None:
+        prompts = hold_out(prompts, checked.eval_prompts)
+    sampler = PromptSampler.over(prompts, config.train.prompts_per_step, config.seed, config.data.shuffle)
+    parts = {field.name: getattr(checked, field.name) for field in fields(checked)}
+    return Preflight(**parts, prompts=prompts, sampler=sampler)
+
+
+def check_parts(config: RunConfig) -> Checked:
+    """Check all but the training data, which evaluation alone does not read.
 
     Raises:
         UserError: The first thing that is wrong, with the key to change.
@@ -64,18 +88,13 @@ def preflight(config: RunConfig) -> Preflight:
     stop_ids = stop_token_ids(model_path, tokenizer)
     _check_positions(config, model_path)
     template = make_template(tokenizer, config.data.template_kwargs, stop_ids)
+    eval_prompts = _load(config, config.eval.sources, template, "eval.sources") if config.eval is not None else None
+    return Checked(config, algorithm, model_path, tokenizer, template, stop_ids, program, eval_prompts)
+
+
+def _load(config: RunConfig, sources: Sequence[Source], template: Template, key: str) -> PromptSet:
     need_answer = answers_required(config.rewards)
-    limit, truncation = config.data.max_prompt_length, config.data.truncation
-    prompts = load_prompts(config.data.sources, template, limit, truncation, need_answer)
-    eval_prompts = None
-    if config.eval is not None:
-        eval_prompts = load_prompts(config.eval.sources, template, limit, truncation, need_answer, "eval.sources")
-        if config.eval.hold_out:
-            prompts = hold_out(prompts, eval_prompts)
-    sampler = PromptSampler.over(prompts, config.train.prompts_per_step, config.seed, config.data.shuffle)
-    return Preflight(
-        config, algorithm, model_path, tokenizer, template, stop_ids, program, prompts, sampler, eval_prompts
-    )
+    return load_prompts(sources, template, config.data.max_prompt_length, config.data.truncation, need_answer, key)
 
 
 def _check_batches(config: RunConfig) -> None:
@@ -196,6 +215,15 @@ def roles_of(config: RunConfig, algorithm: Algorithm) -> list[Role]:
 
 
 def _check_device(config: RunConfig) -> None:
+    cores = available_cores()
+    if config.threads > cores:
+        raise UserError(
+            "config-bad-value",
+            "more threads than cores wait for each other, and a step takes many times as long",
+            key="threads",
+            got=config.threads,
+            want=f"at most the {cores} cores that this process may use; 0 takes all of them",
+        )
     if config.device == "cuda" and config.placement == "local":
         import torch
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..algorithms.warmup import WarmupState
-from ..checkpoint.store import Checkpoint, Component, load, save
+from ..checkpoint.store import Checkpoint, Component, save
 from ..config import RunConfig, to_yaml
 from ..data.sampler import PromptSampler
 from ..errors import UserError
@@ -61,14 +61,12 @@ def snapshot(
     return components, state
 
 
-async def restore(path: Path, engines: Engines, sampler: PromptSampler) -> Progress:
+async def restore(saved: Checkpoint, engines: Engines, sampler: PromptSampler) -> Progress:
     """Put a checkpoint back into freshly loaded parts.
 
     Raises:
         UserError: The checkpoint was made with other data, or of another model.
-        RunError: A file of it is not what was saved.
     """
-    saved = load(path)
     state, random = saved.state, saved.tensors("random")
     sampler.load_state_dict(state["sampler"])
     for name, engine in _trained(engines).items():

@@ -18,7 +18,7 @@ from ..tracking.run_folder import RunFolder
 from . import loop
 from .evaluate import evaluate
 from .parts import Engines, Progress, load_engines, load_sampler, make_collector, pick_device
-from .preflight import Preflight, available_cores, preflight
+from .preflight import Preflight, available_cores, check_parts, preflight
 from .resume import Saver, restore
 from .signals import Interrupted, StopSignal
 
@@ -72,16 +72,16 @@ async def _train(
 ) -> dict[str, Any]:
     config = ready.config
     progress = Progress(kl_coef=config.algorithm.kl.coef)
-    if resume.path is not None:
-        progress = await restore(resume.path, engines, ready.sampler)
+    if resume.checkpoint is not None:
+        progress = await restore(resume.checkpoint, engines, ready.sampler)
     elif engines.link is not None:
         await engines.begin_sampling(0)  # the sampler read the weights from disk; from here on they are proved
-    resumed = progress.step if resume.path is not None else None
+    resumed = progress.step if resume.checkpoint is not None else None
     changes = folder.write_config(to_yaml(config))
     trackers.start(config.name, config.train.steps, config.model_dump(mode="json"), facts(ready, engines), resumed)
     lines = [*findings(ready.prompts, ready.eval_prompts, ready.template), *resume.ignored]
-    if resume.path is not None:
-        lines.append(f"going on after step {progress.step}, from {resume.path}")
+    if resume.checkpoint is not None:
+        lines.append(f"going on after step {progress.step}, from {resume.checkpoint.path}")
         lines += [f"changed since then: {change}" for change in changes]
         if progress.step >= config.train.steps:
             lines.append(
@@ -115,21 +115,22 @@ def run_evaluation(config: RunConfig, model: str | None) -> dict[str, float]:
     prepare_process(config)
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model, "lora": None})})
-    if config.eval is None:
-        raise UserError("config-conflict", "there is nothing to evaluate on", key="eval", want="a section with sources")
-    settings = config.eval
-    config = config.model_copy(update={"eval": settings.model_copy(update={"hold_out": False})})
     with ExitStack() as stack:
         stack.enter_context(StopSignal())
-        ready = preflight(config)
+        ready = check_parts(config)
+        if ready.eval_prompts is None:
+            raise UserError(
+                "config-conflict", "there is nothing to evaluate on", key="eval", want="a section with sources"
+            )
+        prompts, settings = ready.eval_prompts.prompts, config.eval
         rewards = stack.enter_context(RewardRunner(config.rewards, pick_device(config).type))
         sampler = load_sampler(ready)
 
         async def work() -> dict[str, float]:
-            assert ready.eval_prompts is not None
+            assert settings is not None
             collector = make_collector(ready, sampler, rewards)
             try:
-                metrics, _ = await evaluate(collector, ready.eval_prompts.prompts, settings, config.seed)
+                metrics, _ = await evaluate(collector, prompts, settings, config.seed)
             finally:
                 await sampler.close()
             return metrics

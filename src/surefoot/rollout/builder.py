@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,7 @@ class RolloutBuilder:
         self._sample_index = sample_index
         self._context = context
         self._turns: list[Completion] = []
+        self._counts: Counter[str] = Counter()
         # (token_ids, the completion they are, or None for context)
         self._segments: list[tuple[Ints, Completion | None]] = [(prompt.token_ids, None)]
 
@@ -60,6 +62,10 @@ class RolloutBuilder:
         """Append tokens that the policy reads and did not choose: separators, tool output, user turns."""
         self._segments.append((np.asarray(token_ids, np.int32), None))
 
+    def count(self, name: str) -> None:
+        """Count something that happened, such as `tool_errors`: the step's sum is the metric `rollout/NAME`."""
+        self._counts[name] += 1
+
     def build(self, finish_reason: FinishReason | None = None) -> Rollout:
         """Return the trajectory up to its last sampled token; without a reason of yours, with the last turn's.
 
@@ -81,6 +87,7 @@ class RolloutBuilder:
             ),
             finish_reason=finish_reason or self._turns[-1].finish_reason,
             response="\n".join(decode(tokenizer, turn.token_ids.tolist(), skip_special=True) for turn in self._turns),
+            counts=dict(self._counts),
         )
 
     def _column(self, parts: list[Floats | Ints | None], dtype: type) -> np.ndarray:

@@ -8,6 +8,7 @@ that carry the metric.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import TypeAlias
@@ -36,6 +37,8 @@ _HELD_OUT_FALL = 0.1
 _MIN_SPREAD = 0.25
 # Means for "clearly worse" are taken over this many windows, since a critic's explained variance is noisy.
 _LONG_WINDOWS = 3
+# Alarms see the beginning of the run and so many of its newest rows: looking costs the same at every step.
+_NEWEST = 1000
 
 
 def nothing_to_learn(rows: Rows, config: AlarmsConfig) -> str | None:
@@ -225,19 +228,30 @@ class AlarmBell:
 
     def __init__(self, config: AlarmsConfig, history: Iterable[Row] = (), said: Iterable[str] = ()) -> None:
         self._config = config
-        self._rows = list(history)
+        self._first: list[Row] = []
+        self._newest: deque[Row] = deque(maxlen=max(_NEWEST, 4 * _LONG_WINDOWS * config.window))
+        for row in history:
+            self._keep(row)
         self._said = set(said) - set(config.stop_on)
 
     def ring(self, step: int, metrics: Row) -> list[Alarm]:
         """Take a step's metrics; return the alarms that go off for the first time."""
-        self._rows.append(metrics)
+        if self._newest and self._newest[-1].get("step") == metrics.get("step", math.nan):
+            self._newest.pop()  # the same row with more in it
+        self._keep(metrics)
+        rows = [*self._first, *self._newest]
         new = [
             Alarm(code, step, message)
             for code, check in ALARMS.items()
-            if code not in self._said and (message := check(self._rows, self._config)) is not None
+            if code not in self._said and (message := check(rows, self._config)) is not None
         ]
         self._said.update(alarm.code for alarm in new)
         return new
+
+    def _keep(self, row: Row) -> None:
+        if len(self._newest) == self._newest.maxlen and len(self._first) < 2 * _LONG_WINDOWS * self._config.window:
+            self._first.append(self._newest.popleft())
+        self._newest.append(row)
 
     def ends_run(self, alarm: Alarm) -> bool:
         """Say whether `alarms.stop_on` names this alarm."""

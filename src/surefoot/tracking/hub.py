@@ -142,6 +142,15 @@ class Trackers:
         row = {"step": step, **metrics}
         self._file.log(step, row)
         self._rows.append(row)
+        return self._tell(step, row)
+
+    def amend(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Add to the row that a run goes on from what it lacks, before any step is logged; see `log`."""
+        assert self._file is not None, "start comes first"
+        self._rows[-1] = row = self._file.amend(metrics)
+        return self._tell(int(row["step"]), row)
+
+    def _tell(self, step: int, row: Row) -> list[Alarm]:
         self._each(lambda tracker: tracker.log(step, row))
         new = self._bell.ring(step, row)
         for alarm in new:

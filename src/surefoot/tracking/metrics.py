@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
@@ -36,6 +36,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
         # Minus the log-probability of what was sampled has the entropy as its mean, and every row has it for nothing.
         surprise = -sum(float(rollout.logprobs[rollout.loss_mask].sum()) for rollout in rollouts)
         metrics["rollout/entropy"] = Metric(surprise / tokens, weight=tokens)
+    counts = Counter[str]()
+    for rollout in rollouts:
+        counts.update(rollout.counts)
+    metrics |= {f"rollout/{name}": Metric(float(count), kind="sum") for name, count in counts.items()}
     return metrics | _reward_metrics(rollouts)
 
 

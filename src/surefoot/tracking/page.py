@@ -23,6 +23,8 @@ _LABEL = 10  # columns of the labels at the left
 # Told apart by shape as well as by colour.
 _PHASE_STYLES = (("█", "green"), ("▓", "yellow"), ("▒", "cyan"), ("█", "magenta"), ("▓", "blue"), ("░", "bright_black"))
 _RECENT_STEPS = 10
+# Metrics whose whole course is drawn.
+_CURVES = ("reward/mean", "eval/score")
 # The engines' own split of phases that are shown already.
 _INNER_PHASES = ("actor_", "critic_", "reference_")
 
@@ -32,13 +34,16 @@ class Page:
 
     def __init__(self, info: RunInfo, now: Callable[[], float] = time.monotonic) -> None:
         self.info = info
-        self.rows: list[Row] = list(info.history)
+        self.last: Row = {}
+        self._curves: dict[str, list[float]] = {name: [] for name in _CURVES}
         self.alarms: list[Alarm] = []
         self.done = info.resumed_step or 0
         self._now = now
         self._phase, self._phase_start = "starting", now()
         self._step_ends = [now()]
         self._sample: tuple[int, Rollout] | None = None
+        for row in info.history:
+            self._take(row)
 
     def begin_phase(self, name: str) -> None:
         """A phase of the next step has begun."""
@@ -46,7 +51,7 @@ class Page:
 
     def add(self, step: int, metrics: Row) -> None:
         """A step has ended."""
-        self.rows.append(metrics)
+        self._take(metrics)
         self.done = step
         self._step_ends.append(self._now())
 
@@ -84,14 +89,20 @@ class Page:
         return max(0.0, pace * (self.info.steps - self.done) - (self._now() - ends[-1]))
 
     def curve(self, name: str) -> list[float]:
-        """Return the finite values of a metric, oldest first."""
-        return [row[name] for row in self.rows if name in row and math.isfinite(row[name])]
+        """Return the finite values of a metric that is drawn, oldest first."""
+        return self._curves[name]
+
+    def _take(self, row: Row) -> None:
+        self.last = row
+        for name, values in self._curves.items():
+            if math.isfinite(row.get(name, math.nan)):
+                values.append(row[name])
 
 
 def live_page(page: Page, width: int, height: int) -> RenderableType:
     """Return the page for a terminal of that size. What does not fit in height is left out from the bottom."""
     lines: list[RenderableType] = [_title(page, width), _progress(page, width), Text()]
-    row = page.rows[-1] if page.rows else {}
+    row = page.last
     # A row with a held-out score alone (step 0) has nothing to say about training.
     lines += [_line(label, words, width) for label, words in _metric_lines(page, row, width)]
     lines += _time_bar(row, width)
