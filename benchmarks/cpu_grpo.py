@@ -63,6 +63,7 @@ def run_surefoot(options: argparse.Namespace) -> None:
     from surefoot.controller.preflight import preflight
     from surefoot.controller.resume import Saver
     from surefoot.controller.run import prepare_process
+    from surefoot.controller.run_parts import Run
     from surefoot.controller.signals import StopSignal
     from surefoot.rewards.runner import RewardRunner
     from surefoot.tracking.hub import Trackers
@@ -104,8 +105,8 @@ def run_surefoot(options: argparse.Namespace) -> None:
         with RewardRunner(config.rewards) as rewards, StopSignal() as stop:
             trackers.start("bench", 1000, {})
             collector = make_collector(ready, engines.sampler, rewards)
-            saver = Saver(run_folder.checkpoints, config, ready.sampler, None)
-            run = loop.Run(ready, engines, collector, trackers, run_folder, saver, stop, Progress())
+            saver = Saver(run_folder.checkpoints, config, None)
+            run = Run(ready, engines, collector, trackers, run_folder, saver, stop, Progress())
             stop.defer()
             for number in range(1, 1000):
                 wait_for_turn()

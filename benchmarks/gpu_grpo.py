@@ -123,6 +123,7 @@ def main() -> None:
     from surefoot.controller import loop
     from surefoot.controller.preflight import preflight
     from surefoot.controller.run import prepare_process, train_ready
+    from surefoot.controller.run_parts import Run
     from surefoot.controller.signals import StopSignal
 
     folder = Path(tempfile.mkdtemp())
@@ -135,7 +136,7 @@ def main() -> None:
     started: list[float] = []
     train = loop.train
 
-    async def timed(run: loop.Run) -> None:
+    async def timed(run: Run) -> None:
         started.append(time.time() - begun)
         print("start-up by part:", {name: round(seconds, 1) for name, seconds in run.engines.startup.items()})
         await train(run)

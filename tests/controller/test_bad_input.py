@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from surefoot.controller import loop
+from surefoot.controller import record
 from surefoot.controller.preflight import preflight
 from surefoot.controller.run import run_evaluation, run_training
 from surefoot.controller.signals import Interrupted
@@ -245,7 +245,7 @@ def test_a_final_evaluation_that_did_not_end_is_made_up(tmp_path, tiny_folder, m
     config = tiny_config(tmp_path, tiny_folder, eval=evaluation, train={"steps": 2})
     whole = tiny_config(tmp_path, tiny_folder, name="whole", eval=evaluation, train={"steps": 2})
     run_training(whole)
-    real, calls = loop.evaluate, []
+    real, calls = record.evaluate, []
 
     async def broken(*arguments):
         calls.append(1)
@@ -256,7 +256,7 @@ def test_a_final_evaluation_that_did_not_end_is_made_up(tmp_path, tiny_folder, m
             raise RunError("reward-worker", "the judge is gone")
         return await real(*arguments)
 
-    monkeypatch.setattr(loop, "evaluate", broken)
+    monkeypatch.setattr(record, "evaluate", broken)
     with pytest.raises(Interrupted if how == "interrupted" else RunError):
         run_training(config)
     assert [("eval/score" in row) for row in metrics_of(config)] == [True, False, False]

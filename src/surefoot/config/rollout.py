@@ -86,6 +86,9 @@ class RolloutConfig(Section):
     """Sampling of training rollouts."""
     max_concurrent_rows: Positive = 64
     """How many rows decode together; waiting rows take the place of those that stop."""
+    max_staleness: NonNegative = 0
+    """How many steps sampling may run ahead of training, on GPUs of its own; no trained token is older than so many
+    updates. 0: they take turns, and every token is the current policy's."""
     program: str = "single_turn"
     """`single_turn`, or your own async function as `package.module:function` or `file.py:function`."""
     program_params: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from .algorithm import AlgorithmConfig
-from .base import NonNegative, Section
+from .base import NonNegative, NonNegativeFloat, Section
 from .data import DataConfig, Source
 from .model import CriticConfig, ModelConfig
 from .placement import PlacementConfig
@@ -39,6 +39,9 @@ class RunConfig(Section):
     """`auto` takes a GPU when there is one."""
     threads: NonNegative = 0
     """CPU threads of the trainer; 0 takes all cores that this process may use."""
+    stall_limit: NonNegativeFloat = 1800.0
+    """Seconds in which nothing at all may happen (no rollout done, no micro-batch computed) before the run says who
+    waits for whom and ends with exit code 3; 0 waits for ever."""
     placement: Literal["local"] | PlacementConfig = "local"
     """`local` is one process without Ray; a section with `type: ray` spreads the models over processes and GPUs."""
     model: ModelConfig

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import ray
@@ -20,6 +20,7 @@ from .placement import Plan, Pool
 from .preflight import available_cores
 
 GIB = 2**30
+WATCH = "watch"  # methods of this concurrency group are answered beside the work
 _ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's default gives way to everything else on the machine
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -51,7 +52,7 @@ class Slot:
         seen = self.gpus if gpus is None else gpus
         environment = {"CUDA_VISIBLE_DEVICES": seen or "", "TOKENIZERS_PARALLELISM": "false"}
         return (
-            ray.remote(what)
+            cast(Any, ray.remote)(concurrency_groups={WATCH: 1})(what)
             .options(
                 num_cpus=0,
                 num_gpus=0,

@@ -25,7 +25,6 @@ async def evaluate(
         config.sampling,
         config.samples_per_prompt,
         lambda prompt_id, sample, turn: derive_seed(run_seed, "eval", prompt_id, sample, turn),
-        lambda: None,
     )
     return eval_metrics(collected.rollouts, config), collected.rollouts
 

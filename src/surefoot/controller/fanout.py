@@ -6,7 +6,8 @@ When one process of a group fails, the others may wait for it in a collective fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +20,13 @@ T = TypeVar("T")
 LAST_LINES = 15
 
 
-def gather(calls: Mapping[str, Any], logs: Path | None = None) -> list[Any]:
+def gather(calls: Mapping[str, Any], logs: Path | None = None, check: Callable[[], None] = lambda: None) -> list[Any]:
     """Wait for calls to processes, by the processes' names; results in the same order.
 
     Args:
         calls: Ray's object references.
         logs: Folder with a log a process, `NAME.log`.
+        check: Called every second; what it raises ends the wait.
 
     Raises:
         SurefootError: A process raised it; its message names the process.
@@ -33,13 +35,25 @@ def gather(calls: Mapping[str, Any], logs: Path | None = None) -> list[Any]:
     names = {reference: name for name, reference in calls.items()}
     waiting = list(names)
     while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, fetch_local=True)
+        done, waiting = ray.wait(waiting, num_returns=1, fetch_local=True, timeout=1.0)
+        check()
         for reference in done:
             try:
                 ray.get(reference)
             except RayError as error:
                 raise _explain(names[reference], error, logs) from None
     return [ray.get(reference) for reference in calls.values()]
+
+
+def poll(calls: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the answers that come within so many seconds, by name; who fails or does not answer is left out."""
+    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds) if calls else ([], [])
+    answers: dict[str, Any] = {}
+    for name, reference in calls.items():
+        if reference in ready:
+            with contextlib.suppress(RayError):
+                answers[name] = ray.get(reference)
+    return answers
 
 
 async def ask(name: str, call: Awaitable[T], logs: Path | None = None) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch import nn
 from ..algorithms.table import Algorithm
 from ..algorithms.warmup import WarmupState
 from ..config import RunConfig
-from ..records import Rollout, Scores
+from ..records import Metric, Rollout, Scores
 from ..rewards.runner import RewardRunner
 from ..rollout.api import InferenceEngine
 from ..rollout.embedded import EmbeddedEngine
@@ -48,8 +48,12 @@ class Link(Protocol):
         """The sampler makes room."""
         ...
 
-    async def begin_sampling(self, version: int | None) -> None:
-        """The trainer makes room; the sampler gets the weights of `version`, unless None says that it has them."""
+    async def begin_sampling(self, version: int | None) -> dict[str, Metric]:
+        """The trainer makes room; the sampler gets the weights of `version`, unless None says that it has them.
+
+        Returns:
+            `sync/...` metrics.
+        """
         ...
 
 
@@ -70,12 +74,13 @@ class Engines:
         if self.link is not None:
             await self.link.begin_training()
 
-    async def begin_sampling(self, version: int | None) -> None:
-        """Training is done for now. `version` is of the weights when they changed, or None."""
+    async def begin_sampling(self, version: int | None) -> dict[str, Metric]:
+        """Training is done for now. `version` is of the weights when they changed, or None. See `Link`."""
         if self.link is not None:
-            await self.link.begin_sampling(version)
-        elif version is not None:
+            return await self.link.begin_sampling(version)
+        if version is not None:
             await self.sampler.update_weights(None, version)
+        return {}
 
     def score(self, rollouts: Sequence[Rollout], want_old: bool, want_reference: bool) -> list[Scores]:
         """Ask the actor, the reference and the critic about each rollout."""
@@ -158,6 +163,8 @@ def _sampler(ready: Checked, policy: nn.Module, device: torch.device) -> Embedde
     return EmbeddedEngine(policy, ready.tokenizer, ready.stop_ids, rows, device)
 
 
-def make_collector(ready: Checked, engine: InferenceEngine, rewards: RewardRunner) -> RolloutCollector:
-    """Tie the sampler, the program and the rewards together."""
-    return RolloutCollector(engine, ready.program, ready.template, rewards)
+def make_collector(
+    ready: Checked, engine: InferenceEngine, rewards: RewardRunner, beat: Callable[[], None] = lambda: None
+) -> RolloutCollector:
+    """Tie the sampler, the program and the rewards together. `beat` is called when a prompt is done."""
+    return RolloutCollector(engine, ready.program, ready.template, rewards, beat)

@@ -89,6 +89,12 @@ def plan(config: RunConfig, roles: Sequence[RoleName]) -> Plan:
     engine = engine_of(config)
     rollout = pools[place["rollout"]]
     size = engine.tensor_parallel_size
+    if config.rollout.max_staleness and rollout.name in training:
+        raise UserError(
+            "config-conflict", "sampling cannot run ahead on GPUs that it shares with training",
+            key="rollout.max_staleness", got=f"{config.rollout.max_staleness} with rollout on pool {rollout.name}",
+            want="0, or a pool of its own for rollout (placement.roles)",
+        )  # fmt: skip
     if rollout.per_node % size:
         fits = [n for n in range(1, rollout.per_node + 1) if rollout.per_node % n == 0]
         raise UserError(

@@ -127,6 +127,7 @@ def _check_batches(config: RunConfig) -> None:
             want="a number above 0",
         )
     _check_filters(config)
+    _check_staleness(config)
     if config.eval and max(config.eval.pass_at) > config.eval.samples_per_prompt:
         raise UserError(
             "config-conflict",
@@ -149,6 +150,28 @@ def _check_filters(config: RunConfig) -> None:
             key=f"rollout.sampling.{used[0]}",
             got=f"{used[0]} with algorithm.importance_cap: {config.algorithm.importance_cap}",
             want="no filter in training (top_p: 1, top_k: 0, min_p: 0), or algorithm.importance_cap: null",
+        )
+
+
+def _check_staleness(config: RunConfig) -> None:
+    """Running ahead takes two places that work at the same time, and a correction for the older policy."""
+    if not config.rollout.max_staleness:
+        return
+    if config.placement == "local":
+        raise UserError(
+            "config-conflict",
+            "one process samples or trains; to run ahead, sampling needs GPUs of its own",
+            key="rollout.max_staleness",
+            got=f"{config.rollout.max_staleness} with placement: local",
+            want="0, or placement: {type: ray, ...} with a pool for rollout",
+        )
+    if config.algorithm.importance_cap is None:
+        raise UserError(
+            "config-conflict",
+            "tokens of an older policy need their importance weights",
+            key="algorithm.importance_cap",
+            got=f"null with rollout.max_staleness: {config.rollout.max_staleness}",
+            want="a cap, such as 2.0",
         )
 
 

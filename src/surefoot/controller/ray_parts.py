@@ -7,7 +7,7 @@ cache of as many bytes as are left.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any, cast
 import torch
 
 from ..config.placement import PlacementConfig
-from ..records import Prompt
+from ..records import Metric, Prompt
 from ..rollout.api import Request
 from ..rollout.probe import check, compare, probe_sampling
 from ..rollout.vllm_engine import VllmSettings
 from ..seeds import derive_seed
 from .cluster import Slot, connect, reserve
 from .engine_needs import engine_needs, longest_row
-from .fanout import gather
+from .fanout import gather, poll
 from .memory import TrainMemory, kv_cache_bytes
 from .parts import Engines
 from .placement import Plan, engine_of, plan
@@ -33,12 +33,14 @@ from .sampler_group import SamplerGroup
 from .score_rows import ScoreRow
 from .train_group import GroupEngine, TrainGroup
 from .train_worker import RankPlace, TrainWorker
+from .watchdog import Watchdog
 
 PROBE_PROMPTS = 4
+ANSWER_WITHIN = 10.0  # seconds, when the watchdog asks
 
 
 @contextmanager
-def ray_engines(ready: Preflight, logs: Path) -> Iterator[Engines]:
+def ray_engines(ready: Preflight, logs: Path, watchdog: Watchdog) -> Iterator[Engines]:
     """Bring everything up; afterwards end it and give everything back.
 
     Raises:
@@ -50,10 +52,12 @@ def ray_engines(ready: Preflight, logs: Path) -> Iterator[Engines]:
     roles = roles_of(config, ready.algorithm)
     layout = plan(config, roles)
     clock = Laps()
+    check = watchdog.check
     with connect(placement), reserve(layout, placement) as slots:
         clock.lap("cluster")
         samplers = _start_samplers(layout, slots[layout.rollout], logs)  # their imports overlap with all that follows
-        groups = {name: _start_group(ready, layout, name, slots[name], logs) for name in layout.training}
+        groups = {name: _start_group(ready, layout, name, slots[name], logs, check) for name in layout.training}
+        watch(watchdog, groups, samplers)
         for group in groups.values():
             group.connect()
         engines: dict[Role, GroupEngine] = {}
@@ -63,9 +67,10 @@ def ray_engines(ready: Preflight, logs: Path) -> Iterator[Engines]:
         clock.lap("trainer")
         measured = {name: group.rehearse() for name, group in groups.items()}
         clock.lap("rehearsal")
-        sleeps = _start_engines(ready, layout, engines["actor"], measured, samplers, logs)
+        sleeps = _start_engines(ready, layout, engines["actor"], measured, samplers, logs, check)
         clock.lap("sampler")
         sampler = SamplerGroup(samplers, logs)
+        watch(watchdog, groups, samplers, sampler)
         actors = next(groups[name] for name, members in layout.training.items() if "actor" in members)
         sharing = [groups[layout.rollout]] if layout.colocated else []
         link = RayLink(ready, sampler, actors, engines["actor"], sharing, sleeps)
@@ -105,7 +110,9 @@ def _start_samplers(layout: Plan, slots: Sequence[Slot], logs: Path) -> dict[str
     return workers
 
 
-def _start_group(ready: Preflight, layout: Plan, pool: str, slots: Sequence[Slot], logs: Path) -> TrainGroup:
+def _start_group(
+    ready: Preflight, layout: Plan, pool: str, slots: Sequence[Slot], logs: Path, check: Callable[[], None]
+) -> TrainGroup:
     placement = cast(PlacementConfig, ready.config.placement)
     workers: dict[str, Any] = {}
     for rank, slot in enumerate(slots):
@@ -120,7 +127,7 @@ def _start_group(ready: Preflight, layout: Plan, pool: str, slots: Sequence[Slot
             same_gpu=slot.gpus is not None and layout.rollout == pool,
         )
         workers[name] = slot.start(name, TrainWorker, place, ready.config, ready.algorithm)
-    return TrainGroup(workers, ready.config.train, placement.parallel.sequence, logs)
+    return TrainGroup(workers, ready.config.train, placement.parallel.sequence, logs, check)
 
 
 def _start_engines(
@@ -130,12 +137,13 @@ def _start_engines(
     measured: Mapping[str, Sequence[TrainMemory]],
     samplers: Mapping[str, Any],
     logs: Path,
+    check: Callable[[], None],
 ) -> bool:
     """Size the caches and start all replicas at once. Returns whether they sleep while the trainer works."""
     config, settings = ready.config, engine_of(ready.config)
     rows = settings.max_num_seqs or -(-config.rollout.max_concurrent_rows // layout.replicas)
     needs = engine_needs(ready, actor.num_parameters()[0], rows, settings.tensor_parallel_size)
-    sizes = gather({name: worker.device_bytes.remote() for name, worker in samplers.items()}, logs)
+    sizes = gather({name: worker.device_bytes.remote() for name, worker in samplers.items()}, logs, check)
     sleeps, cache = False, needs.full_cache
     if sizes[0]:
         devices = measured[layout.rollout] if layout.colocated else []
@@ -159,13 +167,42 @@ def _start_engines(
         config=settings,
         kv_cache_bytes=settings.kv_cache_memory_bytes or cache,
         sleeps=sleeps,
+        stream=config.rollout.max_staleness > 0,
     )
     calls = {
         name: worker.start.remote(replace(start, seed=derive_seed(config.seed, "engine", name)))
         for name, worker in samplers.items()
     }
-    gather(calls, logs)
+    gather(calls, logs, check)
     return sleeps
+
+
+def watch(
+    watchdog: Watchdog,
+    groups: Mapping[str, TrainGroup],
+    samplers: Mapping[str, Any],
+    sampler: SamplerGroup | None = None,
+) -> None:
+    """Tell the watchdog whom to ask."""
+    trainers = {name: worker for group in groups.values() for name, worker in group.workers.items()}
+    seen: dict[str, int] = {}
+
+    def alive() -> bool:
+        before = dict(seen)
+        seen.update(poll({name: worker.progress.remote() for name, worker in trainers.items()}, ANSWER_WITHIN))
+        return any(seen[name] != before.get(name, 0) for name in seen)
+
+    def report() -> Iterator[str]:
+        for name, ids in (sampler.open_requests() if sampler else {}).items():
+            if ids:
+                yield f"{name} has not answered {len(ids)} requests: {', '.join(ids[:3])}{' ...' if ids[3:] else ''}"
+        everyone = trainers | dict(samplers)
+        stacks = poll({name: worker.stacks.remote() for name, worker in everyone.items()}, ANSWER_WITHIN)
+        for name in everyone:
+            for line in stacks.get(name, "does not answer").splitlines():
+                yield f"{name}: {line}"
+
+    watchdog.alive, watchdog.report = alive, report
 
 
 def _fits_awake(devices: Sequence[TrainMemory], full: int, size: Any) -> bool:
@@ -195,8 +232,11 @@ class RayLink:
         if self.sleeps:
             await self.sampler.sleep(2)
 
-    async def begin_sampling(self, version: int | None) -> None:
+    async def begin_sampling(self, version: int | None) -> dict[str, Metric]:
         """The trainer makes room, the sampler gets the weights, and every so often proves that it computes with them.
+
+        Returns:
+            `sync/probe_gap` when it did: the mean |difference| of log-probabilities between engine and trainer.
 
         Raises:
             RunError: `weights-not-delivered`, `engine-trainer-gap`.
@@ -206,18 +246,19 @@ class RayLink:
                 await group.rest()
             await self.sampler.wake(weights_only=True)
         if version is None and not self.sleeps:
-            return
+            return {}
         version = self.sampler.version if version is None else version
         await self.sampler.update_weights(self.source, version)
         if self.sleeps:
             await self.sampler.wake()
         every = engine_of(self.ready.config).probe_every
-        if self.syncs == 0 or (every and self.syncs % every == 0):
-            await self.probe(version)
         self.syncs += 1
+        if self.syncs == 1 or (every and (self.syncs - 1) % every == 0):
+            return {"sync/probe_gap": Metric(await self.probe(version))}
+        return {}
 
-    async def probe(self, version: int) -> None:
-        """Sample a few rows and let the trainer score them."""
+    async def probe(self, version: int) -> float:
+        """Sample a few rows and let the trainer score them; see `begin_sampling`."""
         from asyncio import gather as together
 
         config = self.ready.config
@@ -231,4 +272,6 @@ class RayLink:
         rows = [ScoreRow.of_completion(r, a) for r, a in zip(requests, answers, strict=True)]
         scored = self.actor.logprobs(rows)
         own = [numbers[row.loss_mask] for numbers, row in zip(scored, rows, strict=True)]
-        check(compare(answers, own), config.model.dtype, engine_of(config).probe_tolerance, version)
+        gap = compare(answers, own)
+        check(gap, config.model.dtype, engine_of(config).probe_tolerance, version)
+        return gap.mean

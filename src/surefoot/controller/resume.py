@@ -20,8 +20,8 @@ from .parts import Engines, Progress
 class Saver:
     """Writes checkpoints of one run; a step is written once."""
 
-    def __init__(self, folder: Path, config: RunConfig, sampler: PromptSampler, resumed: int | None) -> None:
-        self._folder, self._config, self._sampler = folder, config, sampler
+    def __init__(self, folder: Path, config: RunConfig, resumed: int | None) -> None:
+        self._folder, self._config = folder, config
         self._last = resumed
 
     def save_once(self, engines: Engines, progress: Progress) -> None:
@@ -32,15 +32,13 @@ class Saver:
         """
         if self._last == progress.step:
             return
-        components, state = snapshot(engines, progress, self._sampler)
+        components, state = snapshot(engines, progress)
         keep = self._config.checkpoint.keep_last
         save(self._folder, progress.step, components, state, keep, to_yaml(self._config))
         self._last = progress.step
 
 
-def snapshot(
-    engines: Engines, progress: Progress, sampler: PromptSampler
-) -> tuple[dict[str, Component], dict[str, Any]]:
+def snapshot(engines: Engines, progress: Progress) -> tuple[dict[str, Component], dict[str, Any]]:
     """Everything that training changes: weights, optimizers, random streams, cursors, running numbers."""
     random = {"torch": torch.get_rng_state()}
     if engines.device.type == "cuda":
@@ -54,7 +52,7 @@ def snapshot(
         "step": progress.step,
         "kl_coef": progress.kl_coef,
         "warmup": asdict(progress.warmup),
-        "sampler": sampler.state_dict(),
+        "sampler": progress.cursor,
         "updates_done": updates,
         "weights_version": engines.sampler.version,
     }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from ..rollout.api import Completion, Request
 from ..rollout.vllm_engine import VllmEngine, VllmSettings
 from ..sync.parcel import Parcel
+from .watchdog import own_stacks, stack_of
 from .worker_log import redirect_output
 
 
@@ -23,6 +26,11 @@ class RolloutWorker:
         import torch
 
         return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 0
+
+    async def stacks(self) -> str:
+        """Where this process and those of the engine are."""
+        children = psutil.Process().children(recursive=True)
+        return "\n".join([own_stacks(), *(line for child in children if (line := stack_of(child.pid)))])
 
     async def start(self, settings: VllmSettings) -> None:
         """As `VllmEngine.start`."""

@@ -15,12 +15,14 @@ from ..errors import UserError
 from ..rewards.runner import RewardRunner
 from ..tracking.hub import Trackers
 from ..tracking.run_folder import RunFolder
-from . import loop
+from . import loop, loop_async
 from .evaluate import evaluate
 from .parts import Engines, Progress, load_engines, load_sampler, make_collector, pick_device
 from .preflight import Preflight, available_cores, check_parts, preflight
 from .resume import Saver, restore
+from .run_parts import Run
 from .signals import Interrupted, StopSignal
+from .watchdog import Watchdog
 
 
 def run_training(config: RunConfig) -> dict[str, Any]:
@@ -44,20 +46,23 @@ def train_ready(ready: Preflight, stop: StopSignal) -> dict[str, Any]:
         stack.callback(folder.close)
         resume = find_resume(folder.checkpoints, config.checkpoint.resume, folder.used)
         trackers = Trackers(config.tracking, config.alarms, folder)
+        watchdog = stack.enter_context(Watchdog(config.stall_limit, stop, trackers.message))
+        trackers.on_phase = watchdog.beat
         rewards = stack.enter_context(RewardRunner(config.rewards, pick_device(config).type))
-        engines = stack.enter_context(bring_up(ready, folder))
-        return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, resume))
+        engines = stack.enter_context(bring_up(ready, folder, watchdog))
+        watchdog.beat()
+        return asyncio.run(_train(ready, folder, trackers, rewards, engines, stop, watchdog, resume))
 
 
 @contextmanager
-def bring_up(ready: Preflight, folder: RunFolder) -> Iterator[Engines]:
+def bring_up(ready: Preflight, folder: RunFolder, watchdog: Watchdog) -> Iterator[Engines]:
     """Load the models where the placement says, and let them go afterwards."""
     if ready.config.placement == "local":
         yield load_engines(ready)
         return
     from .ray_parts import ray_engines
 
-    with ray_engines(ready, folder.path / "logs") as engines:
+    with ray_engines(ready, folder.path / "logs", watchdog) as engines:
         yield engines
 
 
@@ -68,6 +73,7 @@ async def _train(
     rewards: RewardRunner,
     engines: Engines,
     stop: StopSignal,
+    watchdog: Watchdog,
     resume: Resume,
 ) -> dict[str, Any]:
     config = ready.config
@@ -89,11 +95,11 @@ async def _train(
             )
     for line in lines:
         trackers.message(line)
-    saver = Saver(folder.checkpoints, config, ready.sampler, resumed)
-    collector = make_collector(ready, engines.sampler, rewards)
-    run = loop.Run(ready, engines, collector, trackers, folder, saver, stop, progress)
+    saver = Saver(folder.checkpoints, config, resumed)
+    collector = make_collector(ready, engines.sampler, rewards, watchdog.beat)
+    run = Run(ready, engines, collector, trackers, folder, saver, stop, progress)
     try:
-        await loop.train(run)
+        await (loop_async.train if config.rollout.max_staleness else loop.train)(run)
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
         trackers.finish("interrupted", _more(config, folder))
         raise

@@ -52,6 +52,13 @@ class SamplerGroup:
         if (name := self._at.get(request_id)) is not None:
             await ask(name, self._workers[name].abort.remote(request_id), self._logs)
 
+    def open_requests(self) -> dict[str, list[str]]:
+        """Ids of requests that are not answered, by replica."""
+        found: dict[str, list[str]] = {name: [] for name in self._workers}
+        for request_id, name in list(self._at.items()):
+            found[name].append(request_id)
+        return found
+
     async def update_weights(self, source: WeightSource | None, version: int) -> None:
         """Bring new weights to all replicas, each bucket to all at once, and have each prove what it got.
 

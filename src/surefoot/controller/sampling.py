@@ -14,6 +14,7 @@ from ..errors import RunError, SurefootError
 from ..records import Prompt, Rollout
 from ..rewards.runner import RewardRunner
 from ..rollout.api import InferenceEngine, ProgramContext, RolloutProgram
+from ..seeds import derive_seed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,7 @@ class RolloutCollector:
     program: RolloutProgram
     template: Template
     rewards: RewardRunner
+    beat: Callable[[], None] = lambda: None  # called when a prompt is done
 
     async def collect(
         self,
@@ -42,7 +44,7 @@ class RolloutCollector:
         sampling: SamplingConfig,
         num_samples: int,
         seed: Callable[[str, int, int], int],
-        generated: Callable[[], None],
+        generated: Callable[[], None] = lambda: None,
     ) -> Collected:
         """Sample and score `num_samples` rollouts of each prompt.
 
@@ -72,6 +74,8 @@ class RolloutCollector:
             except (Exception, SystemExit) as error:
                 failures[prompt.id] = f"{type(error).__name__}: {error}"
                 return
+            finally:
+                self.beat()
             for rollout in rollouts:
                 order.append((index, rollout.sample_index))
                 scoring.add(rollout)
@@ -93,6 +97,11 @@ class RolloutCollector:
         scored = await scoring.finish()
         ranked = sorted(range(len(order)), key=lambda i: order[i])
         return Collected([scored[i] for i in ranked], failures)
+
+
+def step_seed(run_seed: int, number: int) -> Callable[[str, int, int], int]:
+    """Return the seeds of a training step's requests, by prompt id, sample index and turn."""
+    return lambda prompt_id, index, turn: derive_seed(run_seed, "rollout", number, prompt_id, index, turn)
 
 
 def _check(rollouts: object, prompt: Prompt, num_samples: int) -> None:

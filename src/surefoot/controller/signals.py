@@ -25,8 +25,12 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self._error: Exception | None = None
+        self.failing = False
+        """`fail` was called, and what it was given is not raised yet."""
         self._deferred = False
-        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled, self._failed = asyncio.Event(), asyncio.Event()
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -43,27 +47,53 @@ class StopSignal:
     def defer(self) -> None:
         """From here on there is state: wait for a safe point. Call within the running event loop."""
         self._deferred = True
-        self._wake = (asyncio.get_running_loop(), asyncio.Event())
+        self._loop = asyncio.get_running_loop()
+
+    def check_failed(self) -> None:
+        """Raise what `fail` was given, once: what ends the run after that may wait again."""
+        if self.failing:
+            self.failing = False
+            assert self._error is not None
+            raise self._error
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came."""
+        """Raise Interrupted when a signal came, or what `fail` was given."""
+        self.check_failed()
         if self.requested:
             raise Interrupted
+
+    def fail(self, error: Exception) -> None:
+        """Have the run end with an error, from whatever thread: it is raised where the run waits next, or waits now."""
+        self._error, self.failing = error, True
+        self._wake(self._failed)
+        self._wake(self._signalled)
 
     async def unless_requested(self, work: Awaitable[T]) -> T:
         """Await `work`, but give it up as soon as a signal comes.
 
         Raises:
             Interrupted: A signal came first; `work` is cancelled and has ended.
+            Exception: What `fail` was given.
         """
-        assert self._wake is not None
         self.check()
+        return await self._unless(work, self._signalled)
+
+    async def unless_failed(self, work: Awaitable[T]) -> T:
+        """Await `work`, but give it up as soon as `fail` is called; a signal waits until it is done.
+
+        Raises:
+            Exception: What `fail` was given; `work` is cancelled and has ended.
+        """
+        return await self._unless(work, self._failed)
+
+    async def _unless(self, work: Awaitable[T], event: asyncio.Event) -> T:
         task = asyncio.ensure_future(work)
-        waiter = asyncio.ensure_future(self._wake[1].wait())
+        waiter = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
+            self.check()
             raise Interrupted
         finally:
             for future in (task, waiter):
@@ -74,6 +104,8 @@ class StopSignal:
         if self.requested or not self._deferred:
             raise KeyboardInterrupt
         self.requested = True
-        if self._wake is not None:
-            loop, event = self._wake
-            loop.call_soon_threadsafe(event.set)
+        self._wake(self._signalled)
+
+    def _wake(self, event: asyncio.Event) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(event.set)

@@ -6,7 +6,7 @@ order of the rows.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,19 @@ class TrainGroup:
         train: Batch words and memory budget.
         sequence: How many neighbouring processes share each row.
         logs: Folder with the processes' logs.
+        check: Called while it waits; what it raises ends the wait.
     """
 
     def __init__(
-        self, workers: dict[str, Any], train: TrainConfig, sequence: int = 1, logs: Path | None = None
+        self,
+        workers: dict[str, Any],
+        train: TrainConfig,
+        sequence: int = 1,
+        logs: Path | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.workers = workers
-        self._train, self._sequence, self._logs = train, sequence, logs
+        self._train, self._sequence, self._logs, self._check = train, sequence, logs, check
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every process with the same arguments; results by rank.
@@ -43,12 +49,13 @@ class TrainGroup:
         Raises:
             RunError: A process failed or died, naming it.
         """
-        return gather({name: getattr(w, method).remote(*arguments) for name, w in self.workers.items()}, self._logs)
+        calls = {name: getattr(w, method).remote(*arguments) for name, w in self.workers.items()}
+        return gather(calls, self._logs, self._check)
 
     def connect(self) -> None:
         """Let the processes find each other."""
         first = next(iter(self.workers))
-        (endpoint,) = gather({first: self.workers[first].endpoint.remote()}, self._logs)
+        (endpoint,) = gather({first: self.workers[first].endpoint.remote()}, self._logs, self._check)
         self.call("connect", endpoint)
 
     def load(self, role: Role) -> GroupEngine:
@@ -92,7 +99,7 @@ class TrainGroup:
             mine, plan = _localized(plans[rank // self._sequence])
             shares.append(mine)
             calls[name] = getattr(worker, method).remote(role, [rows[i] for i in mine], *arguments, plan)
-        results = gather(calls, self._logs)
+        results = gather(calls, self._logs, self._check)
         return list(zip(shares, results, strict=True))[:: self._sequence]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import torch.distributed as dist
 
@@ -27,11 +28,12 @@ from ..train.engine import ModuleEngine
 from ..train.model import DTYPES
 from ..train.packing import Row
 from ..train.shard import Shards
-from .cluster import own_address
+from .cluster import WATCH, own_address
 from .memory import TrainMemory
 from .parts import load_engine
 from .placement import engine_of
 from .preflight import Role
+from .watchdog import own_stacks
 from .worker_log import redirect_output
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # the last resort: a process that dies is seen at once by the controller
@@ -63,6 +65,16 @@ class TrainWorker:
         self._engines: dict[Role, ModuleEngine] = {}
         self._shards: Shards | None = None
         self._publisher: Publisher | None = None
+
+    @ray.method(concurrency_group=WATCH)
+    def progress(self) -> int:
+        """How many micro-batches were computed so far; answered whatever else goes on."""
+        return sum(engine.packs_done for engine in self._engines.values())
+
+    @ray.method(concurrency_group=WATCH)
+    def stacks(self) -> str:
+        """Where this process is; answered whatever else goes on."""
+        return own_stacks()
 
     def endpoint(self) -> str:
         """An address of this host that the others can connect to; asked of the first process."""

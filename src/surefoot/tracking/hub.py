@@ -58,6 +58,8 @@ class Trackers:
         self._alarms_config, self._folder, self._project = alarms, folder, tracking.project
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self.clock = PhaseClock()
+        self.on_phase: Callable[[str], None] = lambda name: None
+        """Called as a phase begins and ends."""
         self._file: MetricsFile | None = None
         self._rows: list[Row] = []
         self._said: list[Alarm] = []
@@ -125,8 +127,10 @@ class Trackers:
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase of the step, and show that it runs. `time/NAME` is in `clock.lap()`."""
         self._with_console(lambda console: console.phase(name))
+        self.on_phase(name)
         with self.clock.phase(name):
             yield
+        self.on_phase(f"after {name}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Record a step, once: evaluation metrics of the same step belong in the same call.

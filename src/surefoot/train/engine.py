@@ -52,6 +52,7 @@ class ModuleEngine:
     ) -> None:
         self.model = model
         self.updates_done = 0
+        self.packs_done = 0
         self._scorer = Scorer(model)
         self._config = config
         self._shards = shards
@@ -187,6 +188,7 @@ class ModuleEngine:
             (plan,) = plan_packs(rows, self._config.max_tokens_per_microbatch, share)
         for members in plan:
             yield pack(rows, members, share) if members else filler()
+            self.packs_done += 1
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], plan: Plan | None) -> list[Floats]:
