@@ -99,6 +99,16 @@ def export(
 
 
 @app.command()
+def cluster(
+    address: Annotated[str, typer.Argument(help="auto, host:port or ray://host:port of a running cluster")] = "auto",
+) -> None:
+    """Show the nodes of a Ray cluster, what is free on them, and who holds the rest."""
+    from .controller.cluster import render_cluster
+
+    Console().print(render_cluster(address))
+
+
+@app.command()
 def algorithms() -> None:
     """List the algorithms, what they are made of and what they need."""
     from .algorithms.table import render_table

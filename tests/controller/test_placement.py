@@ -46,7 +46,22 @@ def test_a_pool_for_rollout_has_replicas_of_several_gpus():
     [
         ({"pools": {"main": {}}}, None, "placement.pools.main", "one of the two"),
         ({"pools": {"main": {"gpus_per_node": 1, "processes_per_node": 1}}}, None, "placement.pools.main", "one of"),
-        ({"pools": {"main": {"gpus_per_node": 2}, "idle": {"gpus_per_node": 2}}}, None, "placement.pools.idle", "held"),
+        (
+            {
+                "pools": {"main": {"gpus_per_node": 2}, "idle": {"gpus_per_node": 2}},
+                "roles": {"actor": "main", "rollout": "main"},
+            },
+            None,
+            "placement.pools.idle",
+            "held",
+        ),
+        ({"pools": {"a": {"gpus_per_node": 2}, "b": {"gpus_per_node": 2}}}, None, "placement.roles.actor", "a, b"),
+        (
+            {"pools": {"a": {"gpus_per_node": 2}, "b": {"gpus_per_node": 2}}, "roles": {"actor": "a", "rollout": "c"}},
+            None,
+            "placement.roles.rollout",
+            "one of a, b",
+        ),
         ({"pools": {"main": {"gpus_per_node": 2}}, "roles": {"rollout": "mian"}}, None, "placement.roles", "main"),
         (
             {"pools": {"main": {"gpus_per_node": 3}}, "parallel": {"sequence": 2}},

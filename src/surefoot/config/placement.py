@@ -46,8 +46,8 @@ class PlacementConfig(Section):
     pools: dict[str, PoolConfig] = Field(min_length=1)
     """Pools by name."""
     roles: dict[RoleName, str] = Field(default_factory=dict[RoleName, str])
-    """Which pool each role runs on; those that are not named run on the first. A pool with training roles and
-    `rollout` is colocated: they take turns."""
+    """Which pool each role runs on; those that are not named run on the only pool that no other role names. A pool with
+    training roles and `rollout` is colocated: they take turns."""
     parallel: ParallelConfig = ParallelConfig()
     """How trained models are split."""
     offload_idle: bool = False

@@ -11,11 +11,15 @@ from typing import Any, cast
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from ..config.placement import PlacementConfig
 from ..errors import RunError, UserError
+from ..rollout.reaper import Reaper
 from .placement import Plan, Pool
 from .preflight import available_cores
 
@@ -50,7 +54,11 @@ class Slot:
             options: More of Ray's actor options.
         """
         seen = self.gpus if gpus is None else gpus
-        environment = {"CUDA_VISIBLE_DEVICES": seen or "", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            "CUDA_VISIBLE_DEVICES": seen or "",
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
         return (
             cast(Any, ray.remote)(concurrency_groups={WATCH: 1})(what)
             .options(
@@ -95,10 +103,14 @@ def connect(placement: PlacementConfig) -> Iterator[None]:
                     "cluster-unreachable", f"Ray does not answer: {str(error).strip().splitlines()[0]}",
                     key="placement.address", got=placement.address or "none: a cluster of its own",
                 ) from error  # fmt: skip
+    # Ray's own processes notice by themselves that this one is gone, but take a minute.
+    reaper = Reaper.of_children() if placement.address is None else None
     try:
         yield
     finally:
         ray.shutdown()
+        if reaper is not None:
+            reaper.close()
 
 
 @contextlib.contextmanager
@@ -201,6 +213,32 @@ def _object_store_bytes() -> int:
     """Rows and their columns cross here, never weights: a little is enough, and /dev/shm may be small."""
     shared = psutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 2 * GIB
     return int(max(128 * 2**20, min(2 * GIB, shared * 0.5, psutil.virtual_memory().available * 0.1)))
+
+
+def render_cluster(address: str) -> Table:
+    """Return the nodes of a running cluster as a table; who holds what stands below.
+
+    Raises:
+        UserError: `cluster-unreachable`.
+    """
+    placement = PlacementConfig.model_validate({"type": "ray", "address": address, "pools": {"none": {}}})
+    with connect(placement):
+        free = available_resources_per_node()
+        table = Table("node", "state", "GPUs", "CPUs", "memory", box=SIMPLE_HEAD)
+        for node in sorted(ray.nodes(), key=lambda one: one["NodeManagerAddress"]):
+            total, left = node["Resources"], free.get(node["NodeID"], {})
+            cells = [_share(left.get(kind, 0.0), total.get(kind, 0.0)) for kind in ("GPU", "CPU")]
+            memory = _share(left.get("memory", 0.0) / GIB, total.get("memory", 0.0) / GIB, " GiB")
+            name = f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']})"
+            table.add_row(name, "up" if node["Alive"] else "gone", *cells, memory)
+        held = holders()
+        table.caption = "held by " + "; ".join(held) if held else "nothing is reserved"
+        table.caption_justify = "left"
+    return table
+
+
+def _share(free: float, total: float, unit: str = "") -> str:
+    return f"{free:.4g} of {total:.4g}{unit} free" if total else "none"
 
 
 def own_address() -> str:

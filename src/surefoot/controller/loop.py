@@ -31,14 +31,11 @@ async def train(run: Run) -> None:
 
 async def step(run: Run, number: int) -> None:
     """Make one step; when it returns, the step is recorded and counted."""
-    engines, trackers = run.engines, run.trackers
     prompts = [run.ready.prompts.prompts[i] for i in run.ready.sampler.next_batch()]
     collected = await run.stop.unless_requested(sample(run, prompts, number))
-    with trackers.phase("sync"):
-        await run.stop.unless_failed(engines.begin_training())
+    with run.trackers.phase("sync"):
+        await run.stop.unless_failed(run.engines.begin_training())
     learnt = learn(run, number, collected.rollouts)
-    with trackers.phase("sync"):
-        learnt.metrics.update(await run.stop.unless_failed(engines.begin_sampling(learnt.version)))
     await finish_step(run, number, collected, learnt, run.ready.sampler.state_dict())
 
 

@@ -54,10 +54,8 @@ async def step(run: Run, ahead: RunAhead, number: int) -> None:
     learnt.metrics.update(staleness_metrics(collected.rollouts, current))
     if "actor/engine_gap" in learnt.metrics:  # here it is mostly that of the older policy; the probe has the engine's
         learnt.metrics["actor/policy_gap"] = learnt.metrics.pop("actor/engine_gap")
-    with run.trackers.phase("sync"):
-        learnt.metrics.update(await run.stop.unless_failed(run.engines.begin_sampling(learnt.version)))
-    ahead.start_up_to(number + 1 + run.ready.config.rollout.max_staleness)
-    await finish_step(run, number, collected, learnt, cursor)
+    more = number + 1 + run.ready.config.rollout.max_staleness
+    await finish_step(run, number, collected, learnt, cursor, lambda: ahead.start_up_to(more))
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,8 @@ from .score_rows import ScoreRow
 class Progress:
     """What the loop itself carries from step to step, beside the engines' state.
 
-    `cursor` is the sampler's state after the last whole step. `updating` is true while a step changes weights: what
+    `cursor` is the sampler's state after the last whole step. `version` is of the actor's weights: the step that made
+    them. `updating` is true while a step changes weights: what
     stands then is no state to go on from.
     """
 
@@ -38,6 +39,7 @@ class Progress:
     kl_coef: float = 0.0
     warmup: WarmupState = field(default_factory=WarmupState)
     cursor: dict[str, Any] = field(default_factory=dict[str, Any])
+    version: int = 0
     updating: bool = False
 
 
@@ -68,6 +70,7 @@ class Engines:
     device: torch.device
     link: Link | None = None  # None: the sampler works on the actor's own weights
     startup: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds by part
+    progress: Callable[[], int] = lambda: 0  # grows with whatever this process computes
 
     async def begin_training(self) -> None:
         """Sampling is done for now: what shares memory with the trainer makes room."""
@@ -112,7 +115,13 @@ def load_engines(ready: Preflight) -> Engines:
     torch.manual_seed(derive_seed(config.seed, "torch"))
     engines = {role: load_engine(role, config, algorithm, device) for role in roles_of(config, algorithm)}
     sampler = _sampler(ready, engines["actor"].model, device)
-    return Engines(engines["actor"], engines.get("critic"), engines.get("reference"), sampler, device)
+
+    def progress() -> int:
+        return sampler.steps_done + sum(engine.packs_done for engine in engines.values())
+
+    return Engines(
+        engines["actor"], engines.get("critic"), engines.get("reference"), sampler, device, progress=progress
+    )
 
 
 def load_engine(

@@ -70,9 +70,8 @@ def plan(config: RunConfig, roles: Sequence[RoleName]) -> Plan:
     placement = config.placement
     assert isinstance(placement, PlacementConfig)
     pools = {name: _pool(name, one) for name, one in placement.pools.items()}
-    default = next(iter(pools))
-    place = {role: placement.roles.get(role, default) for role in (*roles, "rollout")}
     _check_names(placement, pools)
+    place = _places(placement, (*roles, "rollout"))
     training: dict[str, tuple[RoleName, ...]] = {}
     for role in TRAINING:
         if role in roles:
@@ -82,7 +81,7 @@ def plan(config: RunConfig, roles: Sequence[RoleName]) -> Plan:
         raise UserError(
             "config-conflict", "nothing runs on this pool, and its GPUs would be held for nothing",
             key=f"placement.pools.{idle[0]}", got=f"roles: {dict(placement.roles)}",
-            want="a pool that `placement.roles` names, or the first",
+            want="a pool that `placement.roles` names, or the only one that it does not",
         )  # fmt: skip
     for name in training:
         _check_split(placement, pools[name])
@@ -130,6 +129,18 @@ def _pool(name: str, config: PoolConfig) -> Pool:
         )  # fmt: skip
     gpu = config.gpus_per_node > 0
     return Pool(name, config.nodes, config.gpus_per_node or config.processes_per_node, gpu, config.cpus_per_process)
+
+
+def _places(placement: PlacementConfig, roles: Sequence[RoleName]) -> dict[RoleName, str]:
+    """Return the pool of each role. The order of the pools in the file says nothing."""
+    free = [name for name in placement.pools if name not in placement.roles.values()] or list(placement.pools)
+    open_roles = [role for role in roles if role not in placement.roles]
+    if open_roles and len(free) > 1:
+        raise UserError(
+            "config-conflict", "with several pools, each role needs one", key=f"placement.roles.{open_roles[0]}",
+            got="no pool named", want=f"one of {', '.join(placement.pools)}",
+        )  # fmt: skip
+    return {role: placement.roles.get(role, free[0]) for role in roles}
 
 
 def _check_names(placement: PlacementConfig, pools: Mapping[str, Pool]) -> None:

@@ -36,7 +36,7 @@ from .train_worker import RankPlace, TrainWorker
 from .watchdog import Watchdog
 
 PROBE_PROMPTS = 4
-ANSWER_WITHIN = 10.0  # seconds, when the watchdog asks
+ANSWER_WITHIN = 5.0  # seconds, when the watchdog asks
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -37,48 +37,85 @@ async def keeping_state(run: Run) -> AsyncIterator[None]:
     run.saver.save_once(run.engines, run.progress)
 
 
-async def finish_step(run: Run, number: int, collected: Collected, learnt: Learnt, cursor: dict[str, Any]) -> None:
-    """Count a step, now that all weights are where it leaves them; record it, evaluate and save when it is time.
+async def finish_step(
+    run: Run,
+    number: int,
+    collected: Collected,
+    learnt: Learnt,
+    cursor: dict[str, Any],
+    delivered: Callable[[], None] = lambda: None,
+) -> None:
+    """Count a step that was learnt; bring the weights to the sampler; record, evaluate and save when it is time.
 
-    `cursor` is the prompt sampler's state after the step's prompts.
+    Args:
+        run: The run.
+        number: Of the step.
+        collected: Its rollouts.
+        learnt: What was learnt from them.
+        cursor: The prompt sampler's state after the step's prompts.
+        delivered: Called when the sampler has the weights.
 
     Raises:
-        RunError: An alarm ends the run (`alarm-stop`), or a file that it cannot do without did not fit.
+        RunError: An alarm ends the run (`alarm-stop`), a file that it cannot do without did not fit, or a sampler
+            failed. The step counts all the same.
     """
-    run.progress.step, run.progress.cursor, run.progress.updating = number, cursor, False
-    config, trackers, rollouts, metrics = run.ready.config, run.trackers, collected.rollouts, dict(learnt.metrics)
-    if collected.failures:
-        metrics["rollout/failed_prompts"] = Metric(len(collected.failures), kind="sum")
-        prompt_id, error = next(iter(collected.failures.items()))
-        count = len(collected.failures)
-        trackers.message(f"step {number}: the rollout program failed on {count} prompts; on {prompt_id}: {error}")
-    every = config.tracking.rollouts_every
-    if every and number % every == 0:
-        alarm = run.folder.write_rollouts(
-            number, rollouts, [s.advantages for s in learnt.samples], learnt.trainer_logprobs
-        )
-        if alarm:
-            trackers.alarm(alarm)
-    row = flatten(metrics | run.collector.rewards.metrics())
-    times = trackers.clock.lap()
-    seconds, tokens = times["time/step"], sum(len(r.token_ids) for r in rollouts)
-    row["throughput/tokens_per_second"] = tokens / seconds
-    sampling = times.get("time/generate", seconds)  # running ahead, it takes the whole step
-    row["throughput/sampled_tokens_per_second"] = sum(r.num_model_tokens for r in rollouts) / sampling
+    progress = run.progress
+    progress.step, progress.cursor, progress.updating = number, cursor, False
+    progress.version = progress.version if learnt.version is None else learnt.version
+    config, trackers = run.ready.config, run.trackers
     evaluation: dict[str, float] = {}
+    metrics: dict[str, Metric] = {}
+    times: dict[str, float] = {}
     try:
+        with trackers.phase("sync"):
+            metrics = await run.stop.unless_failed(run.engines.begin_sampling(learnt.version))
+        delivered()
+        write_rollouts(run, number, collected, learnt)
+        times = trackers.clock.lap()
         if wants_evaluation(config.eval, number, config.train.steps):
             with suppress(Interrupted):  # the step itself is whole; the caller sees the signal at its next check
                 evaluation = await run.stop.unless_requested(held_out(run))
                 evaluation |= {"time/eval": trackers.clock.lap()["time/step"]}
     finally:  # an evaluation that failed is made up when the run goes on
-        alarms = trackers.log(number, row | times | evaluation)
-    if rollouts:
+        metrics |= learnt.metrics | failure_metrics(run, number, collected) | run.collector.rewards.metrics()
+        row = flatten(metrics) | step_times(collected, times or trackers.clock.lap())
+        alarms = trackers.log(number, row | evaluation)
+    if rollouts := collected.rollouts:
         trackers.sample(number, rollouts[number % len(rollouts)])
     if config.checkpoint.every and number % config.checkpoint.every == 0:
         run.saver.save_once(run.engines, run.progress)
         trackers.clock.lap()  # saving is no part of the next step's time
     _end_if_asked(run, alarms)
+
+
+def write_rollouts(run: Run, number: int, collected: Collected, learnt: Learnt) -> None:
+    """Write the step's rollout file, when it is time."""
+    every = run.ready.config.tracking.rollouts_every
+    if every and number % every == 0:
+        advantages = [sample.advantages for sample in learnt.samples]
+        alarm = run.folder.write_rollouts(number, collected.rollouts, advantages, learnt.trainer_logprobs)
+        if alarm:
+            run.trackers.alarm(alarm)
+
+
+def failure_metrics(run: Run, number: int, collected: Collected) -> dict[str, Metric]:
+    """Say which prompts the program failed on, and count them."""
+    if not collected.failures:
+        return {}
+    prompt_id, error = next(iter(collected.failures.items()))
+    count = len(collected.failures)
+    run.trackers.message(f"step {number}: the rollout program failed on {count} prompts; on {prompt_id}: {error}")
+    return {"rollout/failed_prompts": Metric(count, kind="sum")}
+
+
+def step_times(collected: Collected, times: dict[str, float]) -> dict[str, float]:
+    """The step's seconds by phase, and the tokens in them."""
+    rollouts, seconds = collected.rollouts, times["time/step"]
+    sampling = times.get("time/generate", seconds)  # running ahead, it takes the whole step
+    return times | {
+        "throughput/tokens_per_second": sum(len(r.token_ids) for r in rollouts) / seconds,
+        "throughput/sampled_tokens_per_second": sum(r.num_model_tokens for r in rollouts) / sampling,
+    }
 
 
 def wants_evaluation(config: EvalRunConfig | None, step: int, steps: int) -> bool:

@@ -54,7 +54,7 @@ def snapshot(engines: Engines, progress: Progress) -> tuple[dict[str, Component]
         "warmup": asdict(progress.warmup),
         "sampler": progress.cursor,
         "updates_done": updates,
-        "weights_version": engines.sampler.version,
+        "weights_version": progress.version,
     }
     return components, state
 
@@ -74,7 +74,8 @@ async def restore(saved: Checkpoint, engines: Engines, sampler: PromptSampler) -
     if engines.device.type == "cuda" and "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], engines.device)
     await engines.begin_sampling(state["weights_version"])
-    return Progress(state["step"], state["kl_coef"], WarmupState(**state["warmup"]))
+    warmup = WarmupState(**state["warmup"])
+    return Progress(state["step"], state["kl_coef"], warmup, version=state["weights_version"])
 
 
 def _check_same_parameters(name: str, engine: TrainEngine, saved: Checkpoint) -> None:

@@ -80,6 +80,7 @@ class EmbeddedEngine:
         self._open: dict[str, _Open] = {}
         self._batch: tuple[list[Request], SamplingBatch] | None = None
         self._version = 0
+        self.steps_done = 0
         self._asleep = False
         self._driver: asyncio.Task[None] | None = None
         self._gap: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
@@ -199,6 +200,7 @@ class EmbeddedEngine:
         tokens, logprobs = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._compute, plan, requests, self._caches
         )
+        self.steps_done += 1
         finished: list[tuple[_Open, FinishReason]] = []
         for row, token, logprob in zip(plan.decode, tokens, logprobs, strict=True):
             entry = self._open[row.id]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..sync.parcel import Parcel
 from .api import Completion, Request, WeightSource
 from .reaper import Reaper
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "aborted"]
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 CACHE = "kv_cache"
@@ -102,6 +103,8 @@ class VllmEngine:
             "worker_extension_cls": f"{receive.__name__}.{receive.WorkerExtension.__name__}",
             "weight_transfer_config": {"backend": receive.NAME},
         }
+        if cuda and not config.compile and not config.enforce_eager:
+            keys["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
         if config.max_num_batched_tokens:
             keys["max_num_batched_tokens"] = config.max_num_batched_tokens
         if config.gpu_memory_utilization is not None:
@@ -165,7 +168,7 @@ class VllmEngine:
                     break
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await self._llm.abort(self._id(entry))
+                await self._ask(self._llm.abort(self._id(entry)))
             raise
         finally:
             del self._open[request.id]
@@ -180,7 +183,7 @@ class VllmEngine:
         """End a request now; unknown ids are ignored."""
         if (entry := self._open.get(request_id)) is not None:
             entry.aborted = True
-            await self._llm.abort(self._id(entry))
+            await self._ask(self._llm.abort(self._id(entry)))
 
     async def update_weights(self, source: WeightSource | None, version: int) -> None:
         """Take new weights; open requests go on with them, on what they have cached.
@@ -198,7 +201,7 @@ class VllmEngine:
         """Stop between two steps; what is open waits and keeps its cache."""
         self._paused = bool(self._open)
         if self._paused:
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
         await self._rpc("begin_update")
 
     async def load(self, parcel: Parcel) -> None:
@@ -208,10 +211,10 @@ class VllmEngine:
     async def finish_update(self, version: int) -> None:
         """Go on with the new weights, after they were proved to be those that were sent."""
         self._prove(await self._rpc("end_update"))
-        await self._llm.reset_prefix_cache()
+        await self._ask(self._llm.reset_prefix_cache())
         self._version = version
         if self._paused:
-            await self._llm.resume_generation()
+            await self._ask(self._llm.resume_generation())
 
     def _prove(self, problems: list[str | None]) -> None:
         for worker, problem in enumerate(problems):
@@ -219,17 +222,25 @@ class VllmEngine:
                 raise RunError("weights-not-delivered", f"{problem} (worker {worker} of the sampler)")
 
     async def sleep(self, level: int = 1) -> None:
-        """Give memory back: 1 keeps the weights in the host's memory, 2 drops them too."""
+        """Give memory back: 1 keeps the weights in the host's memory, 2 drops them too.
+
+        Open requests wait; those that were under way when memory was given back go on with another random stream.
+        """
         self._awake.clear()
+        if not self._settings.sleeps:
+            if self._open:
+                await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
+            return
         for entry in list(self._open.values()):
-            await self._llm.abort(self._id(entry))
-        if self._settings.sleeps:
-            await self._llm.sleep(level)
+            await self._ask(self._llm.abort(self._id(entry)))
+        await self._ask(self._llm.sleep(level))
 
     async def wake(self, weights_only: bool = False) -> None:
         """Take memory again; with `weights_only` just enough to take new weights, and wake again for the rest."""
         if self._settings.sleeps:
-            await self._llm.wake_up(["weights"] if weights_only else None)
+            await self._ask(self._llm.wake_up(["weights"] if weights_only else None))
+        elif self._open:
+            await self._ask(self._llm.resume_generation())
         if not weights_only:
             self._awake.set()
 
@@ -247,11 +258,26 @@ class VllmEngine:
 
     async def _rpc(self, method: str, **arguments: Any) -> list[Any]:
         try:
-            return await self._llm.collective_rpc(method, kwargs=arguments)
+            return await self._ask(self._llm.collective_rpc(method, kwargs=arguments))
         except SurefootError:
             raise
         except Exception as error:
             raise RunError("engine-died", f"vLLM failed in {method}: {_first_line(error)}") from error
+
+    async def _ask(self, call: Awaitable[T]) -> T:
+        """Await an answer of vLLM's core, which never comes when the core is gone.
+
+        Raises:
+            RunError: `engine-died`.
+        """
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=1.0))[0]:
+                if self._llm.errored:
+                    raise RunError("engine-died", "vLLM's core process is gone")
+            return task.result()
+        finally:
+            task.cancel()
 
     def _check(self, request: Request) -> None:
         if request.id in self._open:

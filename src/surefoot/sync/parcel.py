@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import socket
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,21 +72,23 @@ class CudaBuffer:
 
 
 class SharedBuffer:
-    """A buffer in a file in shared memory that other processes on the same host may map."""
+    """A buffer in shared memory that other processes of the same host and user may map.
+
+    It has no name in any file system: however its processes end, nothing stays behind.
+    """
 
     def __init__(self, size: int) -> None:
-        folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        handle, self._path = tempfile.mkstemp(prefix="surefoot-weights-", dir=folder)
-        os.truncate(handle, size)
-        os.close(handle)
-        self._remove = weakref.finalize(self, os.unlink, self._path)
-        self.tensor = torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
-        self.addresses = {socket.gethostname(): self._path.encode()}
+        self._handle = os.memfd_create("surefoot-weights")
+        os.truncate(self._handle, size)
+        path = f"/proc/{os.getpid()}/fd/{self._handle}"
+        self.tensor = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        # Numbers of handles are given again; readers know a buffer by its address.
+        self.addresses = {socket.gethostname(): f"{path}#{secrets.token_hex(8)}".encode()}
 
     def close(self) -> None:
-        """Remove the file; who has it mapped keeps it until they are done."""
+        """Let go of it; who has it mapped keeps it until they are done."""
         del self.tensor
-        self._remove()
+        os.close(self._handle)
 
 
 class Opener:
@@ -108,9 +108,9 @@ class Opener:
             return self._open[address]
         address = parcel.addresses[socket.gethostname()]
         if address not in self._open:
-            path = Path(address.decode())
-            size = path.stat().st_size
-            self._open = {address: torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)}
+            path = address.decode().partition("#")[0]
+            size = os.stat(path).st_size
+            self._open = {address: torch.from_file(path, shared=True, size=size, dtype=torch.uint8)}
         return self._open[address]
 
     def _map_gpu(self, address: bytes) -> Tensor:

@@ -53,6 +53,7 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._in_place = device.type == "cuda" and vllm_config.quant_config is None
         whole = vllm_config.parallel_config.tensor_parallel_size == 1
         self._held = dict(held_tensors(model)) if self._in_place and whole else None
+        self._expected = set(checkpoint_names(model))
         self._arrived: set[str] = set()
         self.problem: str | None = None
 
@@ -94,7 +95,7 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not self._in_place:
             finalize_layerwise_reload(self.model, self.model_config)
             repack_tied_head(self.model)
-        forgotten = sorted(set(self._held or ()) - self._arrived)
+        forgotten = sorted(self._expected - self._arrived)
         if self.problem is None and forgotten:
             self.problem = f"{forgotten[0]} was never sent, and {len(forgotten) - 1} others"
 
@@ -140,6 +141,15 @@ class WorkerExtension:
         """End a sync; returns what is wrong with what this worker's model now holds."""
         self.finish_weight_update()  # type: ignore[attr-defined]
         return self.weight_transfer_engine.problem  # type: ignore[attr-defined]
+
+
+def checkpoint_names(model: nn.Module) -> Iterator[str]:
+    """The names of a model's weights in its checkpoint, without asking how its kernels keep them."""
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for name, _ in model.named_parameters():
+        path, _, kind = name.rpartition(".")
+        parent, _, leaf = path.rpartition(".")
+        yield from (f"{parent}.{part}.{kind}" for part in fused[leaf]) if leaf in fused else (name,)
 
 
 def held_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
