@@ -190,7 +190,7 @@ def watch(
     def alive() -> bool:
         before = dict(seen)
         seen.update(poll({name: worker.progress.remote() for name, worker in trainers.items()}, ANSWER_WITHIN))
-        return any(seen[name] != before.get(name, 0) for name in seen)
+        return any(seen[name] != number for name, number in before.items())
 
     def report() -> Iterator[str]:
         for name, ids in (sampler.open_requests() if sampler else {}).items():

@@ -53,7 +53,9 @@ class Reaper:
     @classmethod
     def of_children(cls) -> Reaper:
         """Watch over every process that this one has started."""
-        return cls([child.pid for child in psutil.Process().children(recursive=True)])
+        children = psutil.Process().children(recursive=True)
+        # Python's resource tracker ends by itself, after it has removed what others left.
+        return cls([child.pid for child in children if "multiprocessing.resource_tracker" not in str(child.cmdline())])
 
     def close(self) -> None:
         """Kill what is left of them now."""

@@ -91,13 +91,13 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._note(known, [sent[item.name] for item in known], found, "is computed with")
 
     def finish_weight_update(self) -> None:
-        """End a sync."""
-        if not self._in_place:
-            finalize_layerwise_reload(self.model, self.model_config)
-            repack_tied_head(self.model)
+        """End a sync. One that leaves something out is not ended: half a reload would only fail in its own way."""
         forgotten = sorted(self._expected - self._arrived)
         if self.problem is None and forgotten:
             self.problem = f"{forgotten[0]} was never sent, and {len(forgotten) - 1} others"
+        if self.problem is None and not self._in_place:
+            finalize_layerwise_reload(self.model, self.model_config)
+            repack_tied_head(self.model)
 
     def shutdown(self) -> None:
         """Let go of the trainer's memory."""
