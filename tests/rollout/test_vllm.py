@@ -164,7 +164,8 @@ def test_a_sync_that_does_not_bring_everything_is_refused_by_name(harm: str, tmp
                     items = [(i, f + (i.name == LOST)) for i, f in items]
                 if harm == "nothing at all":
                     items = []
-                yield Parcel(tuple(i for i, _ in items), tuple(f for _, f in items), parcel.addresses)
+                if items:
+                    yield Parcel(tuple(i for i, _ in items), tuple(f for _, f in items), parcel.addresses)
 
     async def scenario() -> None:
         # An engine of its own: half a reload leaves vLLM's model unusable, as the run that ends here is.
