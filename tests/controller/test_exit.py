@@ -77,7 +77,7 @@ def test_the_end_of_any_process_ends_the_run_and_leaves_nothing(
     tmp_path: Path, harm: Callable, code: int, says: list[str], staleness: int
 ):
     pytest.importorskip("vllm", reason="vLLM is not installed here")
-    if staleness and harm not in (rank, engine_core, interrupt):
+    if staleness and harm is not rank:
         pytest.skip("as in turns")
     one = {"processes_per_node": 1, "cpus_per_process": 0.5}
     config = tiny_config(

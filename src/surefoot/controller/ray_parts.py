@@ -35,7 +35,7 @@ from .train_group import GroupEngine, TrainGroup
 from .train_worker import RankPlace, TrainWorker
 from .watchdog import Watchdog
 
-PROBE_PROMPTS = 4
+PROBE_PROMPTS = 16
 ANSWER_WITHIN = 5.0  # seconds, when the watchdog asks
 
 

@@ -68,6 +68,7 @@ class VllmEngine:
         self._version = 0
         self._open: dict[str, _Open] = {}
         self._paused = False
+        self._asleep: list[str] = []
         self._awake = asyncio.Event()
         self._awake.set()
 
@@ -105,6 +106,10 @@ class VllmEngine:
         }
         if cuda and not config.compile and not config.enforce_eager:
             keys["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        if not cuda:
+            # The CPU build cannot take back what a seeded row drew before the last piece of its prompt was computed.
+            keys["enable_chunked_prefill"] = False
+            keys["max_num_batched_tokens"] = max(2048, settings.max_length)
         if config.max_num_batched_tokens:
             keys["max_num_batched_tokens"] = config.max_num_batched_tokens
         if config.gpu_memory_utilization is not None:
@@ -234,11 +239,14 @@ class VllmEngine:
         for entry in list(self._open.values()):
             await self._ask(self._llm.abort(self._id(entry)))
         await self._ask(self._llm.sleep(level))
+        self._asleep = ["weights", CACHE]
 
     async def wake(self, weights_only: bool = False) -> None:
         """Take memory again; with `weights_only` just enough to take new weights, and wake again for the rest."""
         if self._settings.sleeps:
-            await self._ask(self._llm.wake_up(["weights"] if weights_only else None))
+            # What is awake already must not be woken again.
+            await self._ask(self._llm.wake_up([kind for kind in self._asleep if not weights_only or kind == "weights"]))
+            self._asleep = [CACHE] if weights_only else []
         elif self._open:
             await self._ask(self._llm.resume_generation())
         if not weights_only:
