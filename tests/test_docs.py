@@ -268,7 +268,9 @@ def test_the_example_of_a_program_is_the_one_that_is_tested():
 # Metrics
 
 # Only when a user's program raises; only with several sources of evaluation.
-SELDOM = {"rollout/failed_prompts", "eval/SOURCE/pass@K"}
+# Of some runs only; tests/controller/test_async.py and test_ray.py see those of clusters.
+CLUSTER = {"rollout/staleness_mean", "rollout/staleness_max", "actor/policy_gap", "time/wait", "sync/probe_gap"}
+SELDOM = {"rollout/failed_prompts", "rollout/NAME", "eval/SOURCE/pass@K"} | CLUSTER
 
 
 def test_the_page_on_metrics_names_what_runs_write_and_nothing_else(tmp_path, tiny_folder):

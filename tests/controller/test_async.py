@@ -140,6 +140,7 @@ def test_it_learns_and_sampling_overlaps_with_training(tmp_path, tiny_folder):
     assert np.mean([r["reward/mean"] for r in rows[-4:]]) > rows[0]["reward/mean"] + 0.1
     assert "actor/engine_gap" not in rows[-1]  # the alarm's; the distance to an older policy is no fault
     assert rows[-1]["actor/policy_gap"] > 0
+    assert {"rollout/staleness_mean", "rollout/staleness_max", "time/wait"} <= rows[-1].keys()
     # What a step waits for its rollouts is less than the slowest takes: it was under way before.
     assert np.median([row["time/wait"] for row in rows[3:]]) < 0.02 * SLOW
 
