@@ -61,8 +61,8 @@ def run_surefoot(options: argparse.Namespace) -> None:
     from surefoot.controller import loop
     from surefoot.controller.parts import Progress, load_engines, make_collector
     from surefoot.controller.preflight import preflight
+    from surefoot.controller.process import prepare_process
     from surefoot.controller.resume import Saver
-    from surefoot.controller.run import prepare_process
     from surefoot.controller.run_parts import Run
     from surefoot.controller.signals import StopSignal
     from surefoot.rewards.runner import RewardRunner

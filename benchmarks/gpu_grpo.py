@@ -122,7 +122,8 @@ def main() -> None:
     from surefoot.config.load import build_config
     from surefoot.controller import loop
     from surefoot.controller.preflight import preflight
-    from surefoot.controller.run import prepare_process, train_ready
+    from surefoot.controller.process import prepare_process
+    from surefoot.controller.run import train_ready
     from surefoot.controller.run_parts import Run
     from surefoot.controller.signals import StopSignal
 

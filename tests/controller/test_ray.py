@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,3 +114,29 @@ def test_the_tiny_model_learns_on_two_ranks_and_a_vllm_engine(tmp_path):
     probed = {row["step"]: row["sync/probe_gap"] for row in rows if "sync/probe_gap" in row}
     assert set(probed) == {20}  # the first probe is before the first step
     assert max(probed.values()) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_running_cluster_are_shown_and_none_is_said_to_be_none(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = f"--port={address.split(':')[1]}"
+    show = [sys.executable, "-m", "surefoot.cli", "cluster", address]
+    gone = subprocess.run(show, capture_output=True, text=True, timeout=120, check=False)
+    assert gone.returncode == 2
+    assert f"got: {address}" in gone.stderr
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", port, "--num-cpus=3", "--block"]
+    head = subprocess.Popen(
+        [*ray, "--include-dashboard=false", "--object-store-memory=100000000"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 90
+        while (shown := subprocess.run(show, capture_output=True, text=True, timeout=120, check=False)).returncode:
+            assert time.monotonic() < deadline, shown.stderr
+        assert "3 of 3 free" in shown.stdout
+        assert "nothing is reserved" in shown.stdout
+    finally:
+        head.terminate()
+        head.wait(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..config.placement import PlacementConfig
 from ..errors import RunError, UserError
 from ..rollout.reaper import Reaper
 from .placement import Plan, Pool
-from .preflight import available_cores
+from .process import available_cores
 
 GIB = 2**30
 WATCH = "watch"  # methods of this concurrency group are answered beside the work
@@ -92,6 +93,8 @@ def connect(placement: PlacementConfig) -> Iterator[None]:
         }
     else:
         options["address"] = placement.address
+        _check_listens(placement.address)
+        _use_token()
     for attempt in (1, 2):
         try:
             ray.init(**options)
@@ -102,6 +105,7 @@ def connect(placement: PlacementConfig) -> Iterator[None]:
                 raise UserError(
                     "cluster-unreachable", f"Ray does not answer: {str(error).strip().splitlines()[0]}",
                     key="placement.address", got=placement.address or "none: a cluster of its own",
+                    hint="A cluster that asks for a token wants RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here, too.",
                 ) from error  # fmt: skip
     # Ray's own processes notice by themselves that this one is gone, but take a minute.
     reaper = Reaper.of_children() if placement.address is None else None
@@ -111,6 +115,28 @@ def connect(placement: PlacementConfig) -> Iterator[None]:
         ray.shutdown()
         if reaper is not None:
             reaper.close()
+
+
+def _check_listens(address: str) -> None:
+    """Ray itself tries for minutes to reach an address where nobody is."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # `auto` finds the address by itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            "cluster-unreachable", f"nobody answers there: {error}", key="placement.address", got=address,
+            want="the address that `ray start --head` printed, or auto on a node of the cluster",
+        ) from None  # fmt: skip
+
+
+def _use_token() -> None:
+    """Newer Rays ask for a token by themselves where there is one, and do not show it when an address is given."""
+    with contextlib.suppress(ImportError):
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextlib.contextmanager
@@ -157,8 +183,6 @@ def _slots(pool: Pool, group: PlacementGroup) -> list[Slot]:
 
 
 def _look() -> tuple[str, str]:
-    import socket
-
     return socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 

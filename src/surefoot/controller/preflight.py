@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithms.resolve import fill, resolve
@@ -24,6 +21,7 @@ from ..rewards.check import check_rewards
 from ..rewards.table import answers_required
 from ..rollout.api import RolloutProgram
 from ..rollout.programs import load_program
+from .process import available_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -254,14 +252,3 @@ def _check_device(config: RunConfig) -> None:
             raise UserError(
                 "no-gpu", "no CUDA device is visible to PyTorch", key="device", got="cuda", want="auto or cpu"
             )
-
-
-def available_cores() -> int:
-    """How many CPU cores this process may use: its affinity, and the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, max(1, math.ceil(int(limit) / int(period))))
-    return cores

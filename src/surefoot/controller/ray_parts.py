@@ -27,7 +27,8 @@ from .fanout import gather, poll
 from .memory import TrainMemory, kv_cache_bytes
 from .parts import Engines
 from .placement import Plan, engine_of, plan
-from .preflight import Preflight, Role, available_cores, roles_of
+from .preflight import Preflight, Role, roles_of
+from .process import available_cores
 from .rollout_worker import RolloutWorker
 from .sampler_group import SamplerGroup
 from .score_rows import ScoreRow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,7 +17,8 @@ from ..tracking.run_folder import RunFolder
 from . import loop, loop_async
 from .evaluate import evaluate
 from .parts import Engines, Progress, load_engines, load_sampler, make_collector, pick_device
-from .preflight import Preflight, available_cores, check_parts, preflight
+from .preflight import Preflight, check_parts, preflight
+from .process import prepare_process
 from .resume import Saver, restore
 from .run_parts import Run
 from .signals import Interrupted, StopSignal
@@ -175,15 +175,3 @@ def _count(parameters: int) -> str:
 
 def _more(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
     return {"next": f"surefoot export {folder.path} --to {config.name}-model"}
-
-
-def prepare_process(config: RunConfig) -> None:
-    """Settings of the whole process: threads, and libraries that don't draw over the display."""
-    import torch
-
-    torch.set_num_threads(config.threads or available_cores())
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()

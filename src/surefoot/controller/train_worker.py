@@ -33,6 +33,7 @@ from .memory import TrainMemory
 from .parts import load_engine
 from .placement import engine_of
 from .preflight import Role
+from .process import prepare_process
 from .watchdog import own_stacks
 from .worker_log import redirect_output
 
@@ -56,8 +57,6 @@ class TrainWorker:
     """Holds one process's engines. Every method is called on all processes of the group at the same time."""
 
     def __init__(self, place: RankPlace, config: RunConfig, algorithm: Algorithm) -> None:
-        from .run import prepare_process
-
         redirect_output(place.log)
         self._place, self._config, self._algorithm = place, config, algorithm
         prepare_process(config.model_copy(update={"threads": place.threads}))
