@@ -110,7 +110,10 @@ def test_the_tiny_model_learns_on_two_ranks_and_a_vllm_engine(tmp_path):
     rows = metrics_of(config)
     assert len(rows) == 30
     assert np.mean([row["reward/mean"] for row in rows[-3:]]) > rows[0]["reward/mean"] + 0.3
-    assert max(row["actor/engine_gap"] for row in rows) < 1e-4
+    # A step whose rewards are all equal trains nothing and has no gap.
+    gaps = [row["actor/engine_gap"] for row in rows if "actor/engine_gap" in row]
+    assert len(gaps) > 10
+    assert max(gaps) < 1e-4
     probed = {row["step"]: row["sync/probe_gap"] for row in rows if "sync/probe_gap" in row}
     assert set(probed) == {20}  # the first probe is before the first step
     assert max(probed.values()) < 1e-4

@@ -87,6 +87,7 @@ def connect(placement: PlacementConfig) -> Iterator[None]:
     if placement.address is None:
         os.environ.pop("RAY_ADDRESS", None)
         options |= {
+            "address": "local",  # not one that happens to run here
             "num_cpus": available_cores(),  # the allocation's, not the host's
             "include_dashboard": False,
             "object_store_memory": _object_store_bytes(),
