@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -24,7 +22,15 @@ from surefoot.controller.signals import Interrupted
 from surefoot.errors import RunError, UserError
 from surefoot.rollout.embedded import EmbeddedEngine
 
-from .tiny_run import metrics_of, tiny_config, without_clocks, write_config, write_rows
+from .tiny_run import (
+    metrics_of,
+    start_run,
+    tiny_config,
+    wait_for_rows,
+    without_clocks,
+    write_config,
+    write_rows,
+)
 
 
 @pytest.fixture
@@ -411,28 +417,13 @@ def test_nothing_to_learn_is_said_once(tmp_path, tiny_folder):
 COMMAND = [sys.executable, "-m", "surefoot.cli", "train"]
 
 
-def start(config_path: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*COMMAND, str(config_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_exits_130_and_goes_on_equal(tmp_path, tiny_folder, number):
     reward = {"functions": [{"type": "python", "function": f"{tmp_path / 'reward.py'}:digits"}], "workers": 1}
     config = tiny_config(tmp_path, tiny_folder, rewards=reward, train={"steps": 400})
     path = write_config(tmp_path, config)
-    process = start(path)
-    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-    deadline = time.monotonic() + 90
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = start_run(path)
+    wait_for_rows(process, config, 3, 90)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     output = process.communicate(timeout=30)[0]
@@ -454,13 +445,8 @@ def test_a_run_interrupted_in_its_first_step_goes_on(tmp_path, tiny_folder):
     slow = "import time\ndef slow(item):\n    time.sleep(0.4)\n    return 1.0\n"
     config = tiny_config(tmp_path, tiny_folder, eval=evaluation, train={"steps": 2})
     (tmp_path / "reward.py").write_text(slow.replace("slow", "digits"))
-    process = start(write_config(tmp_path, config))
-    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") == 1):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = start_run(write_config(tmp_path, config))
+    wait_for_rows(process, config, 1, 60)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     (tmp_path / "reward.py").write_text("def digits(item):\n    return 1.0\n")

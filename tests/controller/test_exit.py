@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import psutil
 import pytest
 
 from ..tiny import save_tiny
-from .tiny_run import metrics_of, tiny_config, write_config
+from .tiny_run import metrics_of, start_run, tiny_config, wait_for_rows, write_config
 
 WITHIN = 30  # seconds
 
@@ -94,20 +92,9 @@ def test_the_end_of_any_process_ends_the_run_and_leaves_nothing(
         tracking={"trackers": ["console"], "rollouts_every": 0},
     )
     shared = in_shared_memory()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "surefoot.cli", "train", str(write_config(tmp_path, config))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process, family = start_run(write_config(tmp_path, config)), []
     try:
-        metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-        deadline = time.monotonic() + 240
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for_rows(process, config, 3, 240)
         driver = psutil.Process(process.pid)
         family = driver.children(recursive=True)
         begun = time.monotonic()
@@ -118,7 +105,7 @@ def test_the_end_of_any_process_ends_the_run_and_leaves_nothing(
         assert process.returncode == code, output
         assert not says or any(word in output for word in says), output
         assert "Traceback" not in output, output
-        gone, left = psutil.wait_procs(family, timeout=max(1.0, begun + WITHIN - time.monotonic()))
+        _, left = psutil.wait_procs(family, timeout=max(1.0, begun + WITHIN - time.monotonic()))
         left = [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         assert not left, [p.cmdline()[:3] for p in left]
         while (files := in_shared_memory() - shared) and time.monotonic() < begun + WITHIN:
@@ -131,6 +118,6 @@ def test_the_end_of_any_process_ends_the_run_and_leaves_nothing(
                 output
             )
     finally:
-        for one_left in [process, *(locals().get("family") or [])]:
+        for one_left in [process, *family]:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 one_left.kill()

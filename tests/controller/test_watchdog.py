@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import pytest
 from surefoot.controller import watchdog
 from surefoot.controller.run import run_training
 from surefoot.controller.signals import Interrupted, StopSignal
-from surefoot.controller.watchdog import Watchdog, own_stacks
+from surefoot.controller.watchdog import Watchdog, own_stacks, stack_of
 from surefoot.errors import RunError
 
 from .tiny_run import metrics_of, tiny_config
@@ -67,11 +69,15 @@ def test_anything_that_happens_resets_it(clock: Clock):
         clock.time += 90
         assert not dog.look()
         dog.beat()
-    dog.alive = lambda: True  # the processes get on, though nobody says so
-    for _ in range(10):
-        clock.time += 90
+    for count in range(20):  # the processes get on, though nobody says so
+        clock.time += 45
+        dog.counters = lambda: {"rank": count, "idle": 7}  # noqa: B023
         assert not dog.look()
+    clock.time += 60
+    dog.look()
     assert said == []
+    clock.time += 100
+    assert dog.look()  # and now they do not
 
 
 def test_a_report_that_fails_is_no_reason_to_hang(clock: Clock):
@@ -119,6 +125,22 @@ def test_a_failure_interrupts_what_a_signal_does_not():
         assert time.monotonic() - begun < 2
 
     asyncio.run(work())
+
+
+def test_py_spy_tells_of_other_processes(monkeypatch: pytest.MonkeyPatch):
+    if shutil.which("py-spy") is None:
+        monkeypatch.setenv("PATH", "")
+        assert stack_of(os.getpid()) is None
+        return
+    other = subprocess.Popen([sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)"], stdout=-1)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert "<module> (<string>:3)" in (stack_of(other.pid) or "")
+        assert stack_of(2**22 - 1) is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 PROGRAM = """

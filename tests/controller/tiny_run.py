@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +74,24 @@ def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "seconds/", "reward/seconds"))}
         for row in rows
     ]
+
+
+def start_run(config_path: Path) -> subprocess.Popen[str]:
+    """Train by the command line, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "surefoot.cli", "train", str(config_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_rows(process: subprocess.Popen[str], config: RunConfig, rows: int, seconds: float) -> None:
+    """Wait until a started run has recorded so many rows."""
+    metrics = Path(config.output_dir) / config.name / "metrics.jsonl"
+    deadline = time.monotonic() + seconds
+    while not (metrics.exists() and metrics.read_text().count("\n") >= rows):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

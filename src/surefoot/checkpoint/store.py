@@ -187,7 +187,7 @@ def load(path: Path) -> Checkpoint:
                 return Checkpoint(path, manifest, json.loads((path / STATE).read_text("utf-8")))
         except ValueError as error:
             problem = str(error)
-    hint = f"Delete {path}: checkpoint.resume=auto then takes the one before it."
+    hint = "checkpoint.resume=auto takes the newest one that is not damaged."
     raise RunError("checkpoint-corrupt", f"{path} can't be loaded", got=problem, hint=hint)
 
 

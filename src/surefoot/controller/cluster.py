@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..config.placement import PlacementConfig
-from ..errors import RunError, UserError
+from ..errors import UserError
 from ..rollout.reaper import Reaper
 from .placement import Plan, Pool
 from .process import available_cores
@@ -269,9 +269,3 @@ def _share(free: float, total: float, unit: str = "") -> str:
 def own_address() -> str:
     """This process' host, as the others reach it."""
     return ray.util.get_node_ip_address()
-
-
-def check_alive() -> None:
-    """Raise RunError when Ray itself is gone."""
-    if not ray.is_initialized():
-        raise RunError("worker-died", "the Ray cluster is gone")

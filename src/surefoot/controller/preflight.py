@@ -237,7 +237,7 @@ def roles_of(config: RunConfig, algorithm: Algorithm) -> list[Role]:
 
 def _check_device(config: RunConfig) -> None:
     cores = available_cores()
-    if config.threads > cores:
+    if config.threads > cores and config.placement == "local":
         raise UserError(
             "config-bad-value",
             "more threads than cores wait for each other, and a step takes many times as long",

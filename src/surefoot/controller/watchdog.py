@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from ..errors import RunError
@@ -41,8 +41,9 @@ class Watchdog:
         self._limit, self._stop, self._say, self._now = limit, stop, say, now
         self._last, self._phase = now(), "start-up"
         self._closed = threading.Event()
-        self.alive: Callable[[], bool] = lambda: False
-        """Asks the others whether they have got on since the last question, which stands for a beat."""
+        self._seen: dict[str, int] = {}
+        self.counters: Callable[[], Mapping[str, int]] = dict
+        """Asks everyone how much was computed so far, by name; one that has grown since the last look is a beat."""
         self.report: Callable[[], Iterable[str]] = lambda: ()
         """Asks everyone what it is doing, as lines."""
 
@@ -67,7 +68,9 @@ class Watchdog:
         silent = self._now() - self._last
         if silent < self._limit / 2:
             return False
-        if self.alive():
+        before, now = dict(self._seen), self.counters()
+        self._seen.update(now)
+        if any(now.get(name, count) != count for name, count in before.items()):
             self.beat()
             return False
         if silent < self._limit:
@@ -117,5 +120,9 @@ def stack_of(pid: int) -> str | None:
     """Where another process of this host is, by py-spy; None when that is not installed or may not look."""
     if (tool := shutil.which("py-spy")) is None:
         return None
-    done = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=10, check=False)
+    command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=3, check=False)
+    except subprocess.TimeoutExpired:
+        return None
     return f"{pid}: {done.stdout.strip()}" if done.returncode == 0 else None

@@ -105,8 +105,8 @@ class ParcelTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """Not how weights are sent here: see `Publisher`."""
-        raise NotImplementedError
+        """vLLM's interface wants it; here `Publisher` sends, and vLLM's own side never does."""
+        raise TypeError("weights come in parcels; see surefoot.sync.publish")
 
     def _note(self, items: Sequence[Item], sent: Sequence[int], found: Sequence[int], verb: str) -> None:
         for item, right, number in zip(items, sent, found, strict=True):
